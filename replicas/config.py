@@ -1,0 +1,50 @@
+"""The frozen settings of one replica, resolved and validated by `cluster`; nothing here reads files or environment."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes of the engine; tokens and counts, never bytes, so that they mean the same on every backend."""
+
+    max_model_len: int
+    max_batch_tokens: int = 2048
+    max_sequences: int = 16
+    max_queue: int = 256
+    kv_tokens: int = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Budgets of the hybrid prefix cache of one replica."""
+
+    host_bytes: int = 2 << 30
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """How to reach the shared store; url None means that this replica shares nothing."""
+
+    url: str | None = None
+    password: str | None = None
+    connect_timeout_s: float = 0.25
+    operation_timeout_s: float = 2.0
+    ttl_s: int = 86_400
+    max_object_bytes: int = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """All that one replica needs to know."""
+
+    model_path: Path
+    dtype: torch.dtype
+    deterministic: bool
+    num_threads: int
+    engine: EngineConfig
+    cache: CacheConfig = CacheConfig()
+    store: StoreConfig = StoreConfig()

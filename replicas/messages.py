@@ -1,0 +1,95 @@
+"""What crosses between the ingress and a replica: plain, picklable data. Token ids only; text never gets here."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens. Neutral defaults; the ingress fills in request > generation_config > neutral.
+
+    temperature 0 is greedy. top_k 0 and top_p 1 and min_p 0 switch those filters off. `logprobs` is the number of
+    alternatives reported beside each chosen token (0 reports the chosen one alone, None reports nothing).
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One prompt to continue.
+
+    `prompt_keys` are the 32-byte prefix keys of the prompt's whole blocks, concatenated, and `chain_root` the key of
+    the empty prefix (both from `cache_store.keys`, salt already mixed in). `marks` are the token positions worth a
+    checkpoint that the renderer knows (end of system + tools, start of the last generation prompt), unfloored.
+    """
+
+    request_id: str
+    token_ids: npt.NDArray[np.int32]
+    sampling: SamplingParams
+    chain_root: bytes
+    prompt_keys: bytes
+    marks: tuple[int, ...] = ()
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended, in OpenAI's words; ABORT and ERROR never reach a client as a finish_reason."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+CacheSource = Literal["none", "device", "host", "store"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities of the chosen token and of the most likely alternatives, before any filter."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """What one engine step added to one sequence.
+
+    `token_ids` holds the new tokens, a stop token included. `num_cached_tokens` is set on the first delta and is the
+    prefix that was restored rather than computed. A failed request ends with `finish_reason` ERROR and `error`.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int | None = None
+    cache_source: CacheSource = "none"
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPhase:
+    """Where start-up stands: phase "loading" | "warming" | "ready" | "failed", with the fraction done in [0, 1]."""
+
+    phase: Literal["loading", "warming", "ready", "failed"]
+    fraction: float
+    detail: str = ""
