@@ -2,7 +2,7 @@
 
 Canonical layout (no rank, no tensor-parallel degree in it):
     recurrent  float32  [gdn layers, v heads, dk, dv]
-    conv       dtype    [gdn layers, channels in Hugging Face order q|k|v, kernel - 1], the inputs just before `position`
+    conv       dtype    [gdn layers, channels in the order q|k|v, kernel - 1], the inputs just before `position`
     KV         dtype    [attention layers, kv heads, 2 (key, value), tokens, head_dim]
 State is cut on a fixed grid of `StateShapes.num_head_groups` head groups, so that replicas of different degree share.
 """

@@ -39,6 +39,9 @@ class GenerateRequest:
     `prompt_keys` are the 32-byte prefix keys of the prompt's whole blocks, concatenated, and `chain_root` the key of
     the empty prefix (both from `cache_store.keys`, salt already mixed in). `marks` are the token positions worth a
     checkpoint that the renderer knows (end of system + tools, start of the last generation prompt), unfloored.
+    `num_output_tokens` is not 0 when a stream goes on after its replica was lost: the last so many of `token_ids` were
+    generated before, and count as output for penalties, min_tokens and the seed (but not for `max_tokens`, which is
+    what is left).
     """
 
     request_id: str
@@ -47,6 +50,23 @@ class GenerateRequest:
     chain_root: bytes
     prompt_keys: bytes
     marks: tuple[int, ...] = ()
+    num_output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """First item of a reply: the request is queued on this replica."""
+
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """First and only item of a reply that was not accepted; `status` is the HTTP status for the client."""
+
+    status: int
+    message: str
+    retry_after_s: int | None = None
 
 
 class FinishReason(StrEnum):
@@ -84,6 +104,10 @@ class TokenDelta:
     num_cached_tokens: int | None = None
     cache_source: CacheSource = "none"
     error: str | None = None
+
+
+Reply = Accepted | Refused | TokenDelta
+"""A reply is one `Accepted` and then deltas up to one with a finish_reason, or one `Refused`."""
 
 
 @dataclass(frozen=True, slots=True)
