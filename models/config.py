@@ -1,0 +1,196 @@
+"""Owns what the model is: the sizes in config.json of the Qwen hybrid family. Knows no tensor and no weight file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from warmstate.models.backend import StateShapes
+from warmstate.models.errors import UnsupportedCheckpoint
+from warmstate.models.json_fields import JsonFields, read_json
+from warmstate.models.special_tokens import read_eos_token_ids
+
+LayerType = Literal["linear_attention", "full_attention"]
+RouterScoring = Literal["softmax", "sigmoid"]
+
+SUPPORTED_MODEL_TYPES = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+
+MAX_LAYERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes and switches of one model, whatever the spelling in config.json."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    intermediate_size: int
+    layer_types: tuple[LayerType, ...]
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    num_k_heads: int
+    num_v_heads: int
+    k_head_dim: int
+    v_head_dim: int
+    conv_kernel: int
+    num_experts: int
+    num_experts_per_token: int
+    moe_intermediate_size: int
+    shared_expert_intermediate_size: int
+    norm_topk_prob: bool
+    router_scoring: RouterScoring
+    sparse_layers: tuple[bool, ...]
+    tie_word_embeddings: bool
+    max_position_embeddings: int
+    eos_token_ids: frozenset[int]
+
+    def state_shapes(self, dtype: torch.dtype) -> StateShapes:
+        """Sizes of one sequence's state when conv and KV are kept in `dtype`."""
+        num_gdn_layers = self.layer_types.count("linear_attention")
+        return StateShapes(
+            num_gdn_layers=num_gdn_layers,
+            num_k_heads=self.num_k_heads,
+            num_v_heads=self.num_v_heads,
+            k_head_dim=self.k_head_dim,
+            v_head_dim=self.v_head_dim,
+            conv_kernel=self.conv_kernel,
+            num_attention_layers=self.num_layers - num_gdn_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            dtype=dtype,
+        )
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Reads config.json, generation_config.json and the tokenizer's end token of the checkpoint directory `path`.
+
+    Raises `MissingFile`, `CheckpointError` for a malformed or impossible field, `UnsupportedCheckpoint` for a model
+    type or a switch that is not served.
+    """
+    file = path / "config.json"
+    top = JsonFields(file, read_json(file))
+    model_type = top.text("model_type")
+    if model_type not in SUPPORTED_MODEL_TYPES:
+        supported = ", ".join(SUPPORTED_MODEL_TYPES)
+        raise UnsupportedCheckpoint(f"{file}: model_type {model_type!r} is not served; supported: {supported}")
+    text = top.child("text_config") or top
+    _refuse_unserved_switches(text)
+    num_layers = text.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    sparse_layers = _sparse_layers(text, num_layers)
+    any_sparse, any_dense = any(sparse_layers), not all(sparse_layers)
+    head_dim = text.integer("head_dim")
+    vocab_size = text.integer("vocab_size")
+    num_heads, num_kv_heads = _divisible(text, "num_attention_heads", "num_key_value_heads")
+    num_v_heads, num_k_heads = _divisible(text, "linear_num_value_heads", "linear_num_key_heads")
+    rope_theta, rotary_dim = _rope(text, head_dim)
+    return ModelConfig(
+        model_type=model_type,
+        vocab_size=vocab_size,
+        hidden_size=text.integer("hidden_size"),
+        num_layers=num_layers,
+        intermediate_size=text.integer("intermediate_size") if any_dense else 0,
+        layer_types=_layer_types(text, num_layers),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rotary_dim=rotary_dim,
+        rope_theta=rope_theta,
+        rms_norm_eps=text.number("rms_norm_eps", 1e-6),
+        num_k_heads=num_k_heads,
+        num_v_heads=num_v_heads,
+        k_head_dim=text.integer("linear_key_head_dim"),
+        v_head_dim=text.integer("linear_value_head_dim"),
+        conv_kernel=text.integer("linear_conv_kernel_dim", 4, minimum=2, maximum=64),
+        num_experts=text.integer("num_experts") if any_sparse else 0,
+        num_experts_per_token=_experts_per_token(text) if any_sparse else 0,
+        moe_intermediate_size=text.integer("moe_intermediate_size") if any_sparse else 0,
+        shared_expert_intermediate_size=text.integer("shared_expert_intermediate_size") if any_sparse else 0,
+        norm_topk_prob=_norm_topk_prob(text, model_type),
+        router_scoring=_router_scoring(text),
+        sparse_layers=sparse_layers,
+        tie_word_embeddings=text.flag("tie_word_embeddings", False) or top.flag("tie_word_embeddings", False),
+        max_position_embeddings=text.integer("max_position_embeddings"),
+        eos_token_ids=read_eos_token_ids(path, (text, top), vocab_size),
+    )
+
+
+def _refuse_unserved_switches(text: JsonFields) -> None:
+    served = {"hidden_act": "silu", "attn_output_gate": True, "attention_bias": False}
+    for name, value in served.items():
+        if text.has(name) and text.values[name] != value:
+            found = text.values[name]
+            raise UnsupportedCheckpoint(f"{text.file}: {text.where}{name} = {found!r} is not served, only {value!r}")
+
+
+def _divisible(text: JsonFields, many: str, few: str) -> tuple[int, int]:
+    total, share = text.integer(many), text.integer(few)
+    if total % share:
+        raise text.error(many, f"expected a multiple of {few} = {share}", total)
+    return total, share
+
+
+def _layer_types(text: JsonFields, num_layers: int) -> tuple[LayerType, ...]:
+    listed = text.items("layer_types", str)
+    if listed is None:
+        interval = text.integer("full_attention_interval", 4)
+        listed = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers)]
+    if len(listed) != num_layers:
+        raise text.error("layer_types", f"expected num_hidden_layers = {num_layers} entries", listed)
+    if set(listed) != {"linear_attention", "full_attention"}:
+        raise text.error(
+            "layer_types", "expected linear_attention and full_attention, and at least one of each", listed
+        )
+    return tuple("linear_attention" if kind == "linear_attention" else "full_attention" for kind in listed)
+
+
+def _sparse_layers(text: JsonFields, num_layers: int) -> tuple[bool, ...]:
+    """Which layers have routed experts: transformers' rule for `mlp_only_layers` and `decoder_sparse_step`."""
+    if text.integer("num_experts", 0, minimum=0) == 0:
+        return (False,) * num_layers
+    dense = set(text.items("mlp_only_layers", int) or ())
+    step = text.integer("decoder_sparse_step", 1)
+    return tuple(i not in dense and (i + 1) % step == 0 for i in range(num_layers))
+
+
+def _experts_per_token(text: JsonFields) -> int:
+    return text.integer("num_experts_per_tok", maximum=text.integer("num_experts"))
+
+
+def _norm_topk_prob(text: JsonFields, model_type: str) -> bool:
+    """Only Qwen3-Next has the switch; 3.5 renormalises whatever its config says, as transformers does."""
+    return text.flag("norm_topk_prob", True) if model_type == "qwen3_next" else True
+
+
+def _router_scoring(text: JsonFields) -> RouterScoring:
+    scoring = text.text("scoring_func", "softmax")
+    if scoring == "softmax":
+        return "softmax"
+    if scoring == "sigmoid":
+        return "sigmoid"
+    raise UnsupportedCheckpoint(f"{text.file}: {text.where}scoring_func = {scoring!r} is not served")
+
+
+def _rope(text: JsonFields, head_dim: int) -> tuple[float, int]:
+    """Base and rotated dimensions, from `rope_parameters` (transformers 5) or the flat fields before it."""
+    rope = text.child("rope_parameters") or text.child("rope_scaling") or text
+    kind = rope.text("rope_type", rope.text("type", "default")) if rope is not text else "default"
+    # "mrope" is how older multimodal configs spell default rope with three position axes; text has all three equal.
+    if kind not in ("default", "mrope"):
+        raise UnsupportedCheckpoint(
+            f"{text.file}: {rope.where}rope_type = {kind!r}: scaled rope (YaRN and the like) is not served; "
+            "remove it to serve the model at its trained length"
+        )
+    theta = rope.number("rope_theta") if rope.has("rope_theta") else text.number("rope_theta")
+    holder = rope if rope.has("partial_rotary_factor") else text
+    factor = holder.number("partial_rotary_factor", 0.25)
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise holder.error("partial_rotary_factor", f"expected an even share of head_dim = {head_dim}", factor)
+    return theta, rotary_dim
