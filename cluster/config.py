@@ -1,0 +1,147 @@
+"""The one schema of the application, for `--config FILE` and for the `args` of a Serve config. Knows no Ray."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from warmstate.cluster.launch_errors import ConfigError
+
+REDIS_PASSWORD_VARIABLE = "WARMSTATE_REDIS_PASSWORD"
+CACHE_SECRET_VARIABLE = "WARMSTATE_CACHE_SECRET"
+
+GIB = 1 << 30
+
+
+class Section(BaseModel):
+    """Unknown keys are errors: a misspelt key must not be a silent default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelSection(Section):
+    """What is served. `dtype` auto is the checkpoint's own; float32 implies `deterministic`."""
+
+    path: str
+    served_name: str | None = Field(default=None, min_length=1)
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    deterministic: bool | None = None
+
+
+class EngineSection(Section):
+    """Sizes of one replica's engine; None is chosen from the model and the machine."""
+
+    max_model_len: int | None = Field(default=None, ge=64)
+    max_batch_tokens: int = Field(default=2048, ge=64)
+    max_sequences: int = Field(default=16, ge=1, le=4096)
+    max_queue: int = Field(default=256, ge=0)
+    kv_tokens: int | None = Field(default=None, ge=64)
+    num_threads: int | None = Field(default=None, ge=1)
+
+
+class CacheSection(Section):
+    """The hybrid prefix cache of one replica."""
+
+    host_bytes: ByteSize = ByteSize(2 * GIB)
+    enabled: bool = True
+
+
+class StoreSection(Section):
+    """The store shared by the replicas: one we start, one that is there, or none."""
+
+    kind: Literal["embedded", "redis", "none"] = "embedded"
+    url: str | None = None
+    password: SecretStr | None = None
+    connect_timeout_s: float = Field(default=0.25, gt=0)
+    operation_timeout_s: float = Field(default=2.0, gt=0)
+    ttl_s: int = Field(default=86_400, ge=1)
+    max_object_bytes: ByteSize = ByteSize(256 << 20)
+    maxmemory: ByteSize = ByteSize(2 * GIB)
+
+    @model_validator(mode="after")
+    def url_fits_kind(self) -> Self:
+        if self.kind == "redis" and self.url is None:
+            raise ValueError("kind redis needs store.url, e.g. redis://127.0.0.1:6379")
+        if self.kind != "redis" and self.url is not None:
+            raise ValueError(f"store.url is only read when store.kind is redis, not {self.kind}")
+        return self
+
+
+class RouterSection(Section):
+    """How requests find replicas. One request is sent at most `max_attempts` times before the client sees an error."""
+
+    max_attempts: int = Field(default=4, ge=1, le=32)
+    index_entries: int = Field(default=200_000, ge=1)
+
+
+class HttpSection(Section):
+    """The HTTP API. `api_keys` maps a tenant's name to its key; empty means that nobody is asked for one."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535)
+    max_body_bytes: ByteSize = ByteSize(32 << 20)
+    api_keys: dict[str, SecretStr] = Field(default_factory=dict)
+
+
+class AppConfig(Section):
+    """The whole application."""
+
+    model: ModelSection
+    engine: EngineSection = EngineSection()
+    cache: CacheSection = CacheSection()
+    store: StoreSection = StoreSection()
+    router: RouterSection = RouterSection()
+    http: HttpSection = HttpSection()
+    replicas: int = Field(default=2, ge=1)
+
+    def redis_password(self) -> str | None:
+        """The store's password: from the config, else from the environment."""
+        if self.store.password is not None:
+            return self.store.password.get_secret_value()
+        return os.environ.get(REDIS_PASSWORD_VARIABLE)
+
+    def cache_secret(self) -> bytes:
+        """The key under which tenants' salts are made; drawn anew per start unless the environment names one."""
+        secret = os.environ.get(CACHE_SECRET_VARIABLE)
+        return secret.encode() if secret else os.urandom(32)
+
+
+def parse_config(values: Mapping[str, Any]) -> AppConfig:
+    """Validates `values`; raises `ConfigError` that names every bad key."""
+    try:
+        return AppConfig.model_validate(dict(values))
+    except ValidationError as error:
+        problems = [f"  {_key(problem['loc'])}: {problem['msg']}" for problem in error.errors()]
+        raise ConfigError("\n".join(["the configuration is not valid:", *problems])) from error
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location) or "(top level)"
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The values of a YAML file, unvalidated; raises `ConfigError` when it is not a YAML mapping."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {path}: expected a mapping of sections, found {type(values).__name__}")
+    return values
+
+
+def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `overrides` laid over it, section by section; None overrides nothing."""
+    merged = dict(base)
+    for key, value in overrides.items():
+        if isinstance(value, Mapping):
+            below = merged.get(key)
+            merged[key] = merge(below if isinstance(below, Mapping) else {}, value)
+        elif value is not None:
+            merged[key] = value
+    return merged
