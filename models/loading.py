@@ -110,7 +110,7 @@ class _RankLoader:
         return self._copy(head[rows])
 
     def _same(self, head: Tensor, embed: Tensor) -> bool:
-        pieces = zip(head.split(_COMPARED_ROWS), embed.split(_COMPARED_ROWS), strict=True)
+        pieces = zip(torch.split(head, _COMPARED_ROWS), torch.split(embed, _COMPARED_ROWS), strict=True)
         return all(torch.equal(self._copy(ours), theirs) for ours, theirs in pieces)
 
     def _attention(self, prefix: str) -> dict[str, Tensor]:
