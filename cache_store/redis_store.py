@@ -1,0 +1,200 @@
+"""Owns the shared tier: the `CheckpointStore` over a Redis-protocol server. Knows no model and no engine.
+
+Blocking work runs on two private threads with a connection each; the event loop only waits. Whatever the server does,
+a call ends within the operation timeout, as a result.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import redis
+
+from warmstate.cache_store.breaker import Breaker
+from warmstate.cache_store.errors import StoreUnavailable
+from warmstate.cache_store.keys import ObjectKey
+from warmstate.cache_store.names import object_name
+from warmstate.cache_store.redis_client import Failure, StoreAddress, failure_of, open_client
+from warmstate.cache_store.redis_objects import Loan, ObjectReader, ObjectWriter
+from warmstate.cache_store.store import Dropped, DropReason, Exists, Hit, Miss, MissReason, Part, Stored
+
+_NUM_CONNECTIONS = 2
+
+_Result = TypeVar("_Result")
+
+_COUNTERS = (
+    "hits",
+    *(f"misses_{reason}" for reason in MissReason),
+    "stored",
+    "exists",
+    *(f"dropped_{reason}" for reason in DropReason),
+    "deletes",
+    "deletes_failed",
+    "read_bytes",
+    "written_bytes",
+)
+
+
+class RedisStore:
+    """Objects on a Redis-protocol server (>= 7.0), shared by all replicas.
+
+    `epoch` tells one life of a writer from the next and is written into every manifest. `max_in_flight_bytes` bounds
+    what puts may wait for or send at once; a put beyond it is dropped, not queued.
+    """
+
+    def __init__(
+        self,
+        address: StoreAddress,
+        *,
+        ttl_s: int = 86_400,
+        max_object_bytes: int = 256 << 20,
+        max_in_flight_bytes: int = 512 << 20,
+        epoch: int = 0,
+        breaker: Breaker | None = None,
+    ) -> None:
+        self._timeout_s = address.operation_timeout_s
+        self._ttl_ms = ttl_s * 1000
+        self._max_object_bytes = max_object_bytes
+        self._max_in_flight_bytes = max_in_flight_bytes
+        self._epoch = epoch
+        self._client = open_client(address, _NUM_CONNECTIONS)
+        self._threads = ThreadPoolExecutor(_NUM_CONNECTIONS, thread_name_prefix="warmstate-store")
+        self._breaker = breaker or Breaker()
+        self._counts: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {"get_seconds": 0.0, "put_seconds": 0.0}
+        self._in_flight_bytes = 0
+        self._closed = False
+
+    async def get(self, key: ObjectKey, into: Mapping[str, Part]) -> Hit | Miss:
+        started = time.monotonic()
+        outcome = await self._get(key, into)
+        self._seconds["get_seconds"] += time.monotonic() - started
+        if isinstance(outcome, Hit):
+            self._counts["hits"] += 1
+            self._counts["read_bytes"] += outcome.num_bytes
+        else:
+            self._counts[f"misses_{outcome.reason}"] += 1
+        return outcome
+
+    async def put(self, key: ObjectKey, parts: Mapping[str, Part]) -> Stored | Exists | Dropped:
+        started = time.monotonic()
+        outcome = await self._put(key, parts)
+        self._seconds["put_seconds"] += time.monotonic() - started
+        if isinstance(outcome, Stored):
+            self._counts["stored"] += 1
+            self._counts["written_bytes"] += outcome.num_bytes
+        else:
+            self._counts["exists" if isinstance(outcome, Exists) else f"dropped_{outcome.reason}"] += 1
+        return outcome
+
+    async def delete(self, key: ObjectKey) -> None:
+        """Best effort: a server that does not answer keeps the object until it expires."""
+        if self._closed or not self._breaker.allows():
+            return
+        outcome = await self._within_timeout(self._on_thread(self._client.unlink, object_name(key)))
+        self._counts["deletes_failed" if isinstance(outcome, Failure) else "deletes"] += 1
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._client.close()
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start by outcome, bytes, seconds spent, and the state of breaker and queue now."""
+        now = {
+            "in_flight_bytes": self._in_flight_bytes,
+            "breaker_open": int(self._breaker.is_open),
+            "breaker_opened": self._breaker.times_opened,
+        }
+        counts = {name: self._counts[name] for name in _COUNTERS}
+        return {name: float(value) for name, value in {**counts, **self._seconds, **now}.items()}
+
+    async def _get(self, key: ObjectKey, into: Mapping[str, Part]) -> Hit | Miss:
+        if self._closed:
+            return Miss(MissReason.UNAVAILABLE, "the store is closed")
+        if not self._breaker.allows():
+            return Miss(MissReason.BREAKER_OPEN)
+        loan = Loan()
+        try:
+            outcome = await self._within_timeout(self._fetch(ObjectReader(self._client, key, into, loan)))
+        finally:
+            loan.close()
+        if isinstance(outcome, Failure):
+            return Miss(outcome.miss_reason, outcome.detail)
+        return outcome
+
+    async def _fetch(self, reader: ObjectReader) -> Hit | Miss:
+        if reader.is_small:
+            miss = await self._on_thread(reader.read_small)
+        else:
+            miss = await self._fetch_large(reader)
+        if miss is None:
+            return Hit(reader.num_bytes)
+        if miss.reason is MissReason.CORRUPT:
+            await self._on_thread(reader.discard)
+        return miss
+
+    async def _fetch_large(self, reader: ObjectReader) -> Miss | None:
+        head = await self._on_thread(reader.read_head)
+        if isinstance(head, Miss):
+            return head
+        reads = [self._on_thread(reader.read_window, window, head) for window in reader.windows()]
+        return next((miss for miss in await asyncio.gather(*reads) if miss is not None), None)
+
+    async def _put(self, key: ObjectKey, parts: Mapping[str, Part]) -> Stored | Exists | Dropped:
+        num_bytes = sum(part.spec.num_bytes for part in parts.values())
+        refused = self._why_not_put(num_bytes)
+        if refused is not None:
+            return refused
+        loan = Loan()
+        self._in_flight_bytes += num_bytes
+        try:
+            writer = ObjectWriter(self._client, key, parts, loan, self._epoch, self._ttl_ms)
+            outcome = await self._within_timeout(self._on_thread(writer.publish))
+        finally:
+            self._in_flight_bytes -= num_bytes
+            loan.close()
+        if isinstance(outcome, Failure):
+            return Dropped(outcome.drop_reason, outcome.detail)
+        return outcome
+
+    def _why_not_put(self, num_bytes: int) -> Dropped | None:
+        if self._closed:
+            return Dropped(DropReason.UNAVAILABLE, "the store is closed")
+        if num_bytes > self._max_object_bytes:
+            return Dropped(DropReason.TOO_LARGE, f"{num_bytes} bytes, at most {self._max_object_bytes}")
+        if self._in_flight_bytes + num_bytes > self._max_in_flight_bytes:
+            return Dropped(DropReason.NO_ROOM, f"{self._in_flight_bytes} bytes are in flight")
+        return None if self._breaker.allows() else Dropped(DropReason.BREAKER_OPEN)
+
+    async def _within_timeout(self, work: Coroutine[Any, Any, _Result]) -> _Result | Failure:
+        """Awaits the work and reports to the breaker. A thread that is late goes on alone, its loan closed."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                result = await work
+        except (redis.RedisError, OSError, StoreUnavailable) as error:
+            failure = failure_of(error)
+            if failure.counts_for_breaker:
+                self._breaker.failed()
+            return failure
+        except asyncio.CancelledError:
+            # `close` cancels what still waits for a thread; that is not a cancellation of our caller.
+            if not self._closed or _current_task_is_cancelled():
+                raise
+            return failure_of(StoreUnavailable("the store was closed"))
+        self._breaker.succeeded()
+        return result
+
+    async def _on_thread(self, work: Callable[..., _Result], *args: Any) -> _Result:
+        if self._closed:
+            raise StoreUnavailable("the store was closed")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
+
+def _current_task_is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

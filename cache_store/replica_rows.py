@@ -1,0 +1,83 @@
+"""Owns the row each replica renews every second: who is alive, how far its start is, how it does. Knows no Ray."""
+
+from typing import Annotated
+
+import redis
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from warmstate.cache_store.names import REPLICA_IDS, replica_row_name
+from warmstate.cache_store.redis_client import StoreAddress, open_client, translated_errors
+
+ROW_TTL_MS = 5000
+"""A replica that has not renewed its row for so long counts as dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRow:
+    """What a replica says of itself. `phase` is `replicas.messages.ReplicaPhase`'s; `namespace` is the hex digest."""
+
+    replica_id: str
+    epoch: int
+    phase: str
+    fraction: Annotated[float, Field(ge=0, le=1)]
+    detail: str = ""
+    namespace: str = ""
+    stats: dict[str, float] = Field(default_factory=dict)
+
+
+_ADAPTER = TypeAdapter(ReplicaRow)
+
+
+class ReplicaRows:
+    """Blocking reads and writes of the rows. Every method raises `StoreUnavailable` when the server does not answer."""
+
+    def __init__(self, address: StoreAddress) -> None:
+        self._address = address
+        self._client: redis.Redis = open_client(address, max_connections=1)
+
+    def write(self, row: ReplicaRow) -> None:
+        """Writes or renews the row for `ROW_TTL_MS`."""
+        with translated_errors(self._address):
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.set(replica_row_name(row.replica_id), _ADAPTER.dump_json(row), px=ROW_TTL_MS)
+            pipeline.sadd(REPLICA_IDS, row.replica_id)
+            pipeline.execute()
+
+    def read(self) -> dict[str, ReplicaRow]:
+        """Rows of all replicas alive, by replica id. A row that cannot be read is left out: it is another version's."""
+        with translated_errors(self._address):
+            ids = sorted(_text(member) for member in self._client.smembers(REPLICA_IDS))
+            # Not MGET: on a cluster the rows lie in different slots.
+            pipeline = self._client.pipeline(transaction=False)
+            for replica_id in ids:
+                pipeline.get(replica_row_name(replica_id))
+            values = dict(zip(ids, pipeline.execute(), strict=True))
+            self._forget([replica_id for replica_id, value in values.items() if value is None])
+        rows = {replica_id: _decode(value) for replica_id, value in values.items() if value is not None}
+        return {replica_id: row for replica_id, row in rows.items() if row is not None}
+
+    def delete(self, replica_id: str) -> None:
+        """Takes the replica off the list at once, on its shutdown."""
+        with translated_errors(self._address):
+            self._client.unlink(replica_row_name(replica_id))
+            self._forget([replica_id])
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _forget(self, replica_ids: list[str]) -> None:
+        """A replica that is forgotten by mistake is back with its next write."""
+        if replica_ids:
+            self._client.srem(REPLICA_IDS, *replica_ids)
+
+
+def _decode(value: bytes) -> ReplicaRow | None:
+    try:
+        return _ADAPTER.validate_json(value)
+    except ValidationError:
+        return None
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
