@@ -1,0 +1,282 @@
+"""Engines over a tiny real model, and over a fake backend that is exact about what it was given."""
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from warmstate.cache_store.keys import chain_root, prefix_keys
+from warmstate.kernels.select import select_kernels
+from warmstate.models.backend import (
+    BLOCK_TOKENS,
+    BackendLimits,
+    ModelBackend,
+    SequenceState,
+    StateShapes,
+    StepOutput,
+    StepPlan,
+)
+from warmstate.models.config import read_config
+from warmstate.models.demo_checkpoint import write_demo_checkpoint
+from warmstate.models.errors import BackendError
+from warmstate.models.loading import load_weights
+from warmstate.models.qwen_hybrid import QwenHybrid
+from warmstate.models.ranks import RankSlice
+from warmstate.models.torch_backend import TorchBackend
+from warmstate.replicas.config import CacheConfig, EngineConfig
+from warmstate.replicas.engine import Engine
+from warmstate.replicas.messages import GenerateRequest, SamplingParams, TokenLogprobs
+
+NAMESPACE = bytes(32)
+FAKE_VOCAB = 97
+
+
+@dataclass
+class FakeSlot:
+    """`digest` stands for the tokens up to the last block boundary, `open_tokens` are those since."""
+
+    position: int = 0
+    digest: bytes = bytes(16)
+    conv: tuple[int, ...] = (0, 0, 0)
+    open_tokens: list[int] = field(default_factory=list)
+
+
+class FakeBackend:
+    """An exact stand-in: every logit is a hash of the slot's state and of all KV that the block table leads to.
+
+    A wrong, stale or missing state or block changes the output, as it would in a model that never forgets.
+    """
+
+    def __init__(self, num_slots: int = 4, num_blocks: int = 64, max_model_len: int = 4096) -> None:
+        self._shapes = StateShapes(1, 2, 2, 2, 2, 4, 1, 1, 2, torch.float32)
+        self._limits = BackendLimits(num_slots, num_blocks, max_model_len, FAKE_VOCAB)
+        self._slots: list[FakeSlot | None] = [None] * num_slots
+        self._kv = torch.full((num_blocks * BLOCK_TOKENS, 2, 2), torch.nan)
+        self.num_forwards = 0
+        self.num_tokens = 0
+        self.max_rows = 0
+        self.poison: Callable[[int], bool] = lambda sequence_id: False
+
+    shapes = property(lambda self: self._shapes)
+    limits = property(lambda self: self._limits)
+    deterministic = property(lambda self: True)
+
+    def forward(self, plan: StepPlan, tokens: npt.NDArray[np.int32]) -> StepOutput:
+        for slot in set(plan.frees) - {restore.slot for restore in plan.restores}:
+            self._slots[slot] = None
+        self.num_forwards += 1
+        self.num_tokens += plan.num_tokens
+        self.max_rows = max(self.max_rows, len(plan.rows))
+        logits: list[torch.Tensor] = []
+        states: dict[tuple[int, int], SequenceState] = {}
+        offset = 0
+        for index, row in enumerate(plan.rows):
+            slot = self._live(row.slot)
+            if row.start != slot.position:
+                raise BackendError(f"slot {row.slot} stands at {slot.position}, the row starts at {row.start}")
+            for i, token in enumerate(tokens[offset : offset + row.count].tolist()):
+                self._advance(slot, token, row.block_table, row.start + i)
+                if slot.position in row.checkpoint_after:
+                    states[index, slot.position] = self.read_state(row.slot)
+            offset += row.count
+            if row.sample:
+                logits.append(self._logits(slot, row.block_table))
+            if self.poison(row.sequence_id):
+                logits[-1:] = [torch.full((FAKE_VOCAB,), torch.nan)] if row.sample else []
+        return StepOutput(torch.stack(logits) if logits else torch.empty(0, FAKE_VOCAB), states)
+
+    def reset_slot(self, slot: int) -> None:
+        self._slots[slot] = FakeSlot()
+
+    def state_position(self, slot: int) -> int:
+        return self._live(slot).position // BLOCK_TOKENS * BLOCK_TOKENS
+
+    def read_state(self, slot: int) -> SequenceState:
+        live = self._live(slot)
+        rec = torch.tensor(np.frombuffer(live.digest, dtype="<u2").astype(np.float32)).reshape(self._shapes.rec_shape())
+        conv = torch.tensor(live.conv, dtype=torch.float32).expand(self._shapes.conv_shape()).clone()
+        return SequenceState(self.state_position(slot), rec, conv)
+
+    def write_state(self, slot: int, state: SequenceState) -> None:
+        digest = state.rec.flatten().numpy().astype("<u2").tobytes()
+        channels = state.conv[0].numpy()
+        assert (channels == channels[0]).all(), "conv channels were mixed up"
+        self._slots[slot] = FakeSlot(state.position, digest, tuple(int(token) for token in channels[0]))
+
+    def read_kv(self, blocks: Sequence[int], start: int, stop: int, out: torch.Tensor) -> None:
+        out[0, 0] = self._kv[self._places(blocks, start, stop)].transpose(0, 1)
+
+    def write_kv(self, blocks: Sequence[int], start: int, stop: int, source: torch.Tensor) -> None:
+        self._kv[self._places(blocks, start, stop)] = source[0, 0].transpose(0, 1)
+
+    def fill_slots_with_garbage(self) -> None:
+        """What an earlier holder may leave behind."""
+        self._slots = [FakeSlot(0, b"garbage in slots", (1, 2, 3)) for _ in self._slots]
+
+    def _live(self, slot: int) -> FakeSlot:
+        live = self._slots[slot]
+        if live is None:
+            raise BackendError(f"slot {slot} was freed or never restored")
+        return live
+
+    def _places(self, blocks: Sequence[int] | npt.NDArray[np.int32], start: int, stop: int) -> torch.Tensor:
+        positions = np.arange(start, stop)
+        table = np.asarray(blocks)
+        assert (table > 0).all(), "block 0 belongs to nobody"
+        return torch.from_numpy(table[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS)
+
+    def _advance(self, slot: FakeSlot, token: int, table: npt.NDArray[np.int32], position: int) -> None:
+        slot.open_tokens.append(token)
+        slot.position += 1
+        past = hashlib.blake2b(repr((slot.digest, slot.conv, slot.open_tokens)).encode(), digest_size=2).digest()
+        place = self._places(table, position, position + 1)
+        self._kv[place] = torch.tensor([[token, position], [past[0], past[1]]], dtype=torch.float32)
+        if slot.position % BLOCK_TOKENS == 0:
+            text = repr((slot.digest, slot.conv, slot.open_tokens)).encode()
+            slot.digest = hashlib.blake2b(text, digest_size=16).digest()
+            slot.conv = tuple(slot.open_tokens[-3:])
+            slot.open_tokens = []
+
+    def _logits(self, slot: FakeSlot, table: npt.NDArray[np.int32]) -> torch.Tensor:
+        seen = self._kv[self._places(table, 0, slot.position)].numpy().tobytes()
+        text = repr((slot.position, slot.digest, slot.conv, slot.open_tokens)).encode() + seen
+        digest = hashlib.blake2b(text, digest_size=8).digest()
+        return torch.from_numpy(np.random.default_rng(int.from_bytes(digest)).standard_normal(FAKE_VOCAB)).float()
+
+
+@dataclass
+class Result:
+    """Everything that came out for one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_cached_tokens: int | None = None
+    cache_source: str = "none"
+    finish_reason: str | None = None
+    error: str | None = None
+
+    @property
+    def output(self) -> tuple[list[int], list[TokenLogprobs]]:
+        """What must not depend on where the prefix came from."""
+        return self.token_ids, self.logprobs
+
+
+def collect(engine: Engine, results: dict[str, Result]) -> bool:
+    """Runs one step into `results`; False when nothing could run."""
+    deltas = engine.step()
+    for item in deltas or []:
+        result, delta = results.setdefault(item.request_id, Result()), item.delta
+        assert result.finish_reason is None, "a delta came after the last one"
+        result.token_ids += delta.token_ids
+        result.logprobs += delta.logprobs
+        if delta.num_cached_tokens is not None:
+            result.num_cached_tokens, result.cache_source = delta.num_cached_tokens, delta.cache_source
+        result.finish_reason, result.error = delta.finish_reason, delta.error
+    return deltas is not None
+
+
+def run(engine: Engine, requests: Iterable[GenerateRequest]) -> dict[str, Result]:
+    """Runs requests that arrive together to their end, and checks that the engine is clean afterwards."""
+    results: dict[str, Result] = {}
+    for request in requests:
+        engine.check(request)
+        engine.add(request)
+        results[request.request_id] = Result()
+    while not all(result.finish_reason for result in results.values()):
+        if not collect(engine, results):
+            engine.run_posted(wait=True)
+    engine.check_integrity()
+    return results
+
+
+_ids = itertools.count()
+
+
+def make_request(tokens: Sequence[int] | npt.NDArray[np.int32], **options: Any) -> GenerateRequest:
+    """A greedy request with logprobs, unless `options` (of the request or of its sampling) say otherwise."""
+    ids = np.asarray(tokens, dtype=np.int32)
+    root = options.pop("chain_root", chain_root())
+    marks = tuple(options.pop("marks", ()))
+    name = options.pop("request_id", f"request-{next(_ids)}")
+    num_output_tokens = options.pop("num_output_tokens", 0)
+    sampling = SamplingParams(**{"max_tokens": 4, "temperature": 0.0, "logprobs": 2, "ignore_eos": True, **options})
+    keys = b"".join(prefix_keys(ids.astype(np.uint32), root))
+    return GenerateRequest(name, ids, sampling, root, keys, marks, num_output_tokens)
+
+
+def make_prompt(length: int, seed: int = 0, vocab: int = FAKE_VOCAB) -> npt.NDArray[np.int32]:
+    """Random tokens; a longer prompt of the same seed begins with the shorter one."""
+    return np.random.default_rng(seed).integers(0, vocab, length).astype(np.int32)
+
+
+@pytest.fixture(scope="session")
+def fake_backend() -> type[FakeBackend]:
+    return FakeBackend
+
+
+@pytest.fixture(scope="session")
+def request_for() -> Callable[..., GenerateRequest]:
+    return make_request
+
+
+@pytest.fixture(scope="session")
+def prompt_of() -> Callable[..., npt.NDArray[np.int32]]:
+    return make_prompt
+
+
+@pytest.fixture(scope="session")
+def run_requests() -> Callable[..., dict[str, Result]]:
+    return run
+
+
+@pytest.fixture(scope="session")
+def collect_step() -> Callable[..., bool]:
+    return collect
+
+
+@pytest.fixture(scope="session")
+def demo_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A float32 checkpoint of real architecture: three GDN layers and one of attention, twice over."""
+    path = tmp_path_factory.mktemp("demo") / "model"
+    write_demo_checkpoint(path, dtype=torch.float32, seed=3)
+    return path
+
+
+@pytest.fixture(scope="session")
+def demo_model(demo_path: Path) -> QwenHybrid:
+    torch.set_num_threads(1)
+    config = read_config(demo_path)
+    weights = load_weights(demo_path, config, RankSlice(), torch.float32)
+    return QwenHybrid(config, weights, torch.float32, select_kernels(torch.float32, True), RankSlice(), None)
+
+
+@pytest.fixture(scope="session")
+def torch_backend(demo_model: QwenHybrid) -> Callable[..., TorchBackend]:
+    """Fresh slots and blocks over the one model."""
+
+    def build(num_slots: int = 4, num_blocks: int = 128, max_model_len: int = 4096) -> TorchBackend:
+        return TorchBackend(demo_model, num_slots, num_blocks, max_model_len, deterministic=True)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def engine_over() -> Callable[..., Engine]:
+    """An engine over a backend; `options` are fields of `EngineConfig`, or `link`, `cache`, `namespace`, ..."""
+
+    def build(backend: ModelBackend, **options: Any) -> Engine:
+        names = ("max_batch_tokens", "max_sequences", "max_queue")
+        sizes = {name: options.pop(name) for name in names if name in options}
+        config = EngineConfig(max_model_len=backend.limits.max_model_len, **sizes)
+        cache = options.pop("cache", CacheConfig(host_bytes=64 << 20))
+        eos = options.pop("eos_token_ids", frozenset[int]())
+        return Engine(backend, config, cache, eos, options.pop("namespace", NAMESPACE), **options)
+
+    return build
