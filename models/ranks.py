@@ -1,6 +1,6 @@
 """Owns which part of a model one rank holds, and how ranks add up. Knows nothing of layers or weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -73,3 +73,11 @@ class ProcessGroup:
         shards = [torch.empty_like(shard) for _ in range(self._size)]
         dist.all_gather(shards, shard.contiguous(), group=self._group)
         return torch.cat(shards, dim=dim)
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroups:
+    """The two groups a rank adds up in: `tp` shares heads and MLP rows, `ep` shares the experts."""
+
+    tp: Communicator = field(default_factory=SingleRank)
+    ep: Communicator = field(default_factory=SingleRank)

@@ -1,0 +1,49 @@
+"""Chooses an implementation per operator and says why, once per process and choice."""
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from warmstate.kernels.linear_torch import FewRowsNativeLinear, Linear, NativeLinear, UpcastLinear
+from warmstate.kernels.pointwise_torch import ExactPointwise, FusedPointwise, Pointwise
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The operators that have more than one implementation."""
+
+    linear: Linear
+    pointwise: Pointwise
+
+
+def select_kernels(dtype: torch.dtype, deterministic: bool) -> Kernels:
+    """The operators for weights of `dtype`; `deterministic` asks for results that depend on nothing but their row."""
+    linear, reason = _select_linear(dtype, deterministic)
+    pointwise = ExactPointwise() if deterministic else FusedPointwise()
+    _log_once("linear", type(linear).__name__, reason)
+    _log_once("pointwise", type(pointwise).__name__, "deterministic mode" if deterministic else "one pass each")
+    return Kernels(linear, pointwise)
+
+
+def has_native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 itself (AVX512-BF16 or AMX); else torch emulates it, slowly."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def _select_linear(dtype: torch.dtype, deterministic: bool) -> tuple[Linear, str]:
+    if deterministic:
+        return UpcastLinear(), "deterministic mode: float32 products of padded rows"
+    if dtype == torch.float32:
+        return UpcastLinear(), "float32 weights"
+    if has_native_bfloat16():
+        return NativeLinear(), "the CPU multiplies bfloat16"
+    return FewRowsNativeLinear(), "the CPU does not multiply bfloat16: upcast beyond a few rows"
+
+
+@cache
+def _log_once(operator: str, implementation: str, reason: str) -> None:
+    logger.info("kernel %s: %s (%s)", operator, implementation, reason)

@@ -1,0 +1,95 @@
+"""float32 logits equal those of transformers 5, eager, for every family and head ratio."""
+
+from typing import Any
+
+import pytest
+import torch
+
+TOLERANCE = 2e-4
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "next_moe_1_2": ("qwen3_next", {}),
+    "next_dense_1_1": ("qwen3_next", {"num_experts": 0, "linear_num_value_heads": 2, "tie_word_embeddings": True}),
+    "next_wide_values_1_3": ("qwen3_next", {"linear_num_value_heads": 6, "linear_value_head_dim": 12}),
+    "next_mixed_mlp": ("qwen3_next", {"mlp_only_layers": [1], "norm_topk_prob": False}),
+    "dense_tied_1_2": ("qwen3_5_text", {"tie_word_embeddings": True}),
+    "dense_irregular": (
+        "qwen3_5_text",
+        {
+            "num_hidden_layers": 5,
+            "layer_types": [
+                "linear_attention",
+                "full_attention",
+                "full_attention",
+                "linear_attention",
+                "full_attention",
+            ],
+            "linear_conv_kernel_dim": 3,
+        },
+    ),
+    "moe_1_3": ("qwen3_5_moe_text", {"linear_num_value_heads": 6}),
+    "moe_one_kv_head": ("qwen3_5_moe_text", {"num_key_value_heads": 1, "num_experts": 8, "num_experts_per_tok": 3}),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest, hf_checkpoint: Any) -> tuple[Any, Any]:
+    family, overrides = CASES[request.param]
+    return hf_checkpoint(family, seed=3, **overrides)
+
+
+@torch.no_grad()
+def _expected(model: Any, tokens: list[int]) -> torch.Tensor:
+    return model(torch.tensor([tokens]), use_cache=False).logits[0].float()
+
+
+def _close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
+def test_prefill_chunked_prefill_and_decode_give_the_logits_of_transformers(
+    case: Any, make_driver: Any, random_tokens: Any
+) -> None:
+    path, model = case
+    driver = make_driver(path)
+    tokens = random_tokens(200, 1)
+    theirs = _expected(model, tokens)
+    for length in (1, 2, 63, 64, 65, 200):
+        _close(driver.prefill(driver.open(), tokens[:length]), theirs[length - 1])
+        driver = make_driver(path)
+    sequence = driver.open()
+    for end in (64, 128, 200):
+        _close(driver.prefill(sequence, tokens[sequence.position : end]), theirs[end - 1])
+    _close(driver.all_logits(tokens[:140]), theirs[:140])
+
+
+def test_64_greedy_tokens_are_those_of_transformers(case: Any, make_driver: Any, random_tokens: Any) -> None:
+    path, model = case
+    prompt = random_tokens(77, 2)
+    theirs = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False, eos_token_id=None)[0, 77:]
+    driver = make_driver(path)
+    sequence = driver.open()
+    logits = driver.prefill(sequence, prompt)
+    ours = []
+    for _ in range(64):
+        ours.append(int(logits.argmax()))
+        logits = driver.step((sequence, [ours[-1]])).logits[0]
+    assert ours == theirs.tolist()
+
+
+@pytest.mark.parametrize("part", ["rec", "conv", "kv"])
+def test_a_restored_sequence_needs_every_part_of_its_state(
+    hf_checkpoint: Any, make_driver: Any, random_tokens: Any, part: str
+) -> None:
+    path, model = hf_checkpoint("qwen3_5_text", seed=3)
+    tokens = random_tokens(130, 4)
+    theirs = _expected(model, tokens)[-1]
+    driver = make_driver(path)
+    first = driver.open()
+    driver.prefill(first, tokens[:128])
+    state, kv = driver.backend.read_state(first.slot), driver.copy_kv(first, 128)
+    whole = driver.prefill(driver.restore(state, kv), tokens[128:])
+    _close(whole, theirs)
+    {"rec": state.rec, "conv": state.conv, "kv": kv}[part].zero_()
+    broken = driver.prefill(driver.restore(state, kv), tokens[128:])
+    assert (broken - theirs).abs().max() > 50 * TOLERANCE
