@@ -111,8 +111,10 @@ def read_header(path: Path) -> tuple[ShardFile, dict[str, TensorEntry]]:
 
 
 def _entry(file: str, data_start: int, item: Mapping[str, Any]) -> TensorEntry:
-    start, stop = item["data_offsets"]
-    return TensorEntry(file, item["dtype"], tuple(item["shape"]), data_start + start, data_start + stop)
+    dtype, shape, (start, stop) = item["dtype"], tuple(item["shape"]), item["data_offsets"]
+    if type(dtype) is not str or any(type(count) is not int or count < 0 for count in (*shape, start, stop - start)):
+        raise ValueError(f"impossible entry {item}")
+    return TensorEntry(file, dtype, shape, data_start + start, data_start + stop)
 
 
 def _check_extent(path: Path, size: int, name: str, entry: TensorEntry) -> None:

@@ -24,9 +24,9 @@ _FILES = ("config.json", "tokenizer.json")
 def namespace_facts(path: Path, dtype: torch.dtype, deterministic: bool) -> dict[str, bytes]:
     """Named facts about the weights, config, tokenizer, dtypes, layout and numerics of a replica on the torch backend.
 
-    Weights are known by index, shard sizes, header hashes and a page of data from each tensor (from `MAX_SAMPLES` evenly
-    spread ones in a larger checkpoint): fine-tunes of one model differ in nothing but data. Equal facts mean states that
-    can be exchanged; the path, rank layout, thread count and host name are no part of them.
+    Weights are known by index, shard sizes, header hashes and a page of data from each tensor (from `MAX_SAMPLES`
+    evenly spread ones in a larger checkpoint): fine-tunes of one model differ in nothing but data. Equal facts mean
+    states that can be exchanged; the path, rank layout, thread count and host name are no part of them.
     Raises `CheckpointError` like `read_index`.
     """
     return {

@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoadingBar:
-    """A `loading.Progress` callback and a context manager that closes the bar; off a terminal, lines go to `logging`."""
+    """A `loading.Progress` callback and a context manager that closes the bar; off a terminal, `logging` gets lines."""
 
     def __init__(self, label: str, stream: TextIO | None = None) -> None:
         self._label = label

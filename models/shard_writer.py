@@ -28,7 +28,10 @@ def write_shards(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]], m
 
 
 def _save(directory: Path, number: int, shard: dict[str, torch.Tensor]) -> None:
-    save_file(shard, str(directory / f"part-{number}"), metadata={"format": "pt"})
+    file = directory / f"part-{number}"
+    save_file(shard, str(file), metadata={"format": "pt"})
+    # safetensors makes files only their owner can read; a server often runs as somebody else.
+    file.chmod(0o644)
 
 
 def _give_final_names(directory: Path, count: int, weight_map: dict[str, int], total_bytes: int) -> None:

@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers.models import qwen3_5, qwen3_5_moe, qwen3_next
 
+from warmstate.models.demo_checkpoint import write_demo_checkpoint
+
 HfCheckpoint = Callable[..., tuple[Path, Any]]
+DemoCheckpoint = Callable[..., Path]
+EditTensors = Callable[[Path, Callable[[dict[str, torch.Tensor]], None]], None]
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -100,3 +105,28 @@ def hf_checkpoint(tmp_path: Path) -> HfCheckpoint:
         return path, model
 
     return make
+
+
+@pytest.fixture
+def demo_checkpoint(tmp_path: Path) -> DemoCheckpoint:
+    """Makes a tiny checkpoint of four layers in one file: `demo_checkpoint(family, **write_demo_checkpoint's)`."""
+    made = iter(range(1000))
+
+    def make(family: str = "qwen3_5_text", **options: Any) -> Path:
+        path = tmp_path / f"demo-{family}-{next(made)}"
+        write_demo_checkpoint(path, family, **{"num_hidden_layers": 4, **options})
+        return path
+
+    return make
+
+
+@pytest.fixture
+def edit_tensors() -> EditTensors:
+    """Rewrites the tensors of a one-file checkpoint: `edit_tensors(path, change)`, where `change` edits the dict."""
+
+    def edit(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        tensors = load_file(path / "model.safetensors")
+        change(tensors)
+        save_file(tensors, path / "model.safetensors")
+
+    return edit
