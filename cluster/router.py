@@ -27,7 +27,7 @@ def rank_replicas(hint: RouteHint, loads: Mapping[str, int], rng: random.Random)
 
     A pin that is not among them is ranked like any other request: whoever gets it answers that it is unknown.
     """
-    if hint.pinned in loads:
+    if hint.pinned is not None and hint.pinned in loads:
         return [hint.pinned]
     idlest = min(loads.values(), default=0)
 
@@ -62,3 +62,7 @@ class RoutingTable:
     def end_request(self, replica_id: str) -> None:
         if self._loads.get(replica_id, 0) > 0:
             self._loads[replica_id] -= 1
+
+
+table = RoutingTable()
+"""This process's one table: Serve makes the router itself, out of reach of the ingress, so they meet here."""

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 

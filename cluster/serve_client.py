@@ -38,19 +38,20 @@ class ServeReplicaClient:
 
     def __init__(self, call: ReplicaCall, view: ReplicaView, index: PrefixLookup, max_attempts: int) -> None:
         self._call = call
-        self._view = view
+        self.view = view
+        """Replaced by a richer one when the store is found."""
         self._index = index
         self._max_attempts = max_attempts
 
     async def phases(self) -> dict[str, ReplicaPhase]:
-        return self._view.phases()
+        return self.view.phases()
 
     async def generate(self, request: GenerateRequest, replica_id: str | None = None) -> AsyncGenerator[Reply, None]:
         """A request that no replica has answered yet is sent elsewhere unseen; a stream that broke off goes on
         elsewhere from the tokens it has yielded (seeded sampling counts them, so the rest is the same)."""
         journey = Journey(request)
         for _ in range(self._max_attempts):
-            if journey.has_all_tokens or not set(self._view.ready()) - journey.avoided:
+            if journey.has_all_tokens or not set(self.view.ready()) - journey.avoided:
                 break
             async with aclosing(self._attempt(journey, replica_id)) as replies:
                 async for reply in replies:

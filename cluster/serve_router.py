@@ -4,10 +4,8 @@ import random
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from warmstate.cluster.router import RouteHint, RoutingTable, rank_replicas
-
-# Serve constructs the router itself, deep inside the handle; this is where the ingress process meets it.
-routing_table = RoutingTable()
+# Serve pickles this module by value, objects that it names included; the table is shared only by way of its module.
+from warmstate.cluster import router as routing
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # ray is not typed
@@ -19,28 +17,28 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # ray is not typed
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        hint = RouteHint()
+        hint = routing.RouteHint()
         if pending_request is not None:
             # Without it Serve spins at full speed while every replica is full.
             pending_request.routing_context.should_backoff = True
             hint = pending_request.kwargs.get("route", hint)
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        loads = {replica_id: routing_table.loads.get(replica_id, 0) for replica_id in by_id}
+        loads = {replica_id: routing.table.loads.get(replica_id, 0) for replica_id in by_id}
         # One replica per rank: within a rank Serve would choose by queue length alone.
-        return [[by_id[replica_id]] for replica_id in rank_replicas(hint, loads, self._rng)]
+        return [[by_id[replica_id]] for replica_id in routing.rank_replicas(hint, loads, self._rng)]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        routing_table.set_replicas([replica.replica_id.unique_id for replica in replicas])
+        routing.table.set_replicas([replica.replica_id.unique_id for replica in replicas])
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
-        routing_table.drop_replica(replica_id.unique_id)
+        routing.table.drop_replica(replica_id.unique_id)
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
         super().on_send_request(replica_id)
-        routing_table.start_request(replica_id.unique_id)
+        routing.table.start_request(replica_id.unique_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         super().on_request_completed(replica_id, internal_request_id)
-        routing_table.end_request(replica_id.unique_id)
+        routing.table.end_request(replica_id.unique_id)

@@ -81,7 +81,7 @@ DONE = TokenDelta((9,), finish_reason=FinishReason.STOP)
 
 
 def test_a_reply_passes_through_unchanged() -> None:
-    script = [Accepted("a"), TokenDelta((5,), num_cached_tokens=64), DONE]
+    script: list[Reply] = [Accepted("a"), TokenDelta((5,), num_cached_tokens=64), DONE]
     assert ask(Replicas({"a": script})) == script
 
 

@@ -1,0 +1,88 @@
+"""The Ray Serve application: `serve run` and `warmstate serve` both come through here. Knows no HTTP route."""
+
+import logging
+import os
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from warmstate.cluster.config import parse_config
+from warmstate.cluster.ingress_deployment import IngressDeployment
+from warmstate.cluster.launch_plan import LaunchPlan, plan_launch
+from warmstate.cluster.local_ray import SERVE_ENVIRONMENT, serve_environment_is_set
+from warmstate.cluster.replica_deployment import ReplicaDeployment
+from warmstate.cluster.serve_router import PrefixRouter
+from warmstate.cluster.store_deployment import StoreDeployment
+
+logger = logging.getLogger(__name__)
+
+APPLICATION_NAME = "warmstate"
+
+_HEALTH = {"health_check_period_s": 1.0, "health_check_timeout_s": 15.0}
+"""A dead replica is replaced within seconds; one that computes a long step is not taken for dead."""
+
+_STOP_GRACE_S = 5.0
+_NUM_LOAD_ATTEMPTS = 3
+
+_MANY = 100_000
+"""No limit of Serve's: the engine's own queue refuses with 429, where Serve would make the request wait unseen."""
+
+_SMALL_CPU = 0.1
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application for `import_path: warmstate.cluster.app:build`; `args` is `config.AppConfig`.
+
+    Raises `ConfigError` or `CheckpointError` before any replica starts.
+    """
+    if not serve_environment_is_set():
+        settings = " ".join(f"{name}={value}" for name, value in SERVE_ENVIRONMENT.items())
+        logger.warning("Serve runs without its fast HTTP path; start it as: %s serve run ...", settings)
+    return build_application(plan_launch(parse_config(args)))
+
+
+def build_application(plan: LaunchPlan) -> serve.Application:
+    """Ingress and replicas, and the store where it is embedded; none waits for another to start."""
+    store = _store(plan) if plan.config.store.kind == "embedded" else None
+    replicas = serve.deployment(
+        ReplicaDeployment,
+        name="replica",
+        num_replicas=plan.config.replicas,
+        max_ongoing_requests=_MANY,
+        graceful_shutdown_timeout_s=_STOP_GRACE_S,
+        max_constructor_retry_count=_NUM_LOAD_ATTEMPTS,
+        request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
+        ray_actor_options={"num_cpus": _replica_cpus(plan)},
+        **_HEALTH,
+    ).bind(plan.replica, store)
+    ingress = serve.deployment(
+        IngressDeployment,
+        name="ingress",
+        num_replicas=1,
+        max_ongoing_requests=_MANY,
+        graceful_shutdown_timeout_s=_STOP_GRACE_S,
+        ray_actor_options={"num_cpus": _SMALL_CPU},
+        **_HEALTH,
+    )
+    application: serve.Application = ingress.bind(plan.config, plan.served_name, plan.replica, replicas, store)
+    return application
+
+
+def _store(plan: LaunchPlan) -> serve.Application:
+    store: serve.Application = serve.deployment(
+        StoreDeployment,
+        name="store",
+        num_replicas=1,
+        max_ongoing_requests=_MANY,
+        graceful_shutdown_timeout_s=_STOP_GRACE_S,
+        ray_actor_options={"num_cpus": _SMALL_CPU},
+        **_HEALTH,
+    ).bind(int(plan.config.store.maxmemory))
+    return store
+
+
+def _replica_cpus(plan: LaunchPlan) -> float:
+    """Leaves room for ingress and store, so that all of it fits the machine it was planned on."""
+    free = (os.cpu_count() or 1) - 3 * _SMALL_CPU
+    return round(max(_SMALL_CPU, min(plan.replica.num_threads, free / plan.config.replicas) - 0.005), 2)

@@ -1,0 +1,69 @@
+"""The HTTP API as a deployment: wires the app to the replicas' handle, the router's index and the store. No routes."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+
+from warmstate.cache_store.prefix_index import PrefixIndex
+from warmstate.cache_store.redis_client import StoreAddress
+from warmstate.cluster import router as routing
+from warmstate.cluster.chat_service import ChatService
+from warmstate.cluster.config import AppConfig
+from warmstate.cluster.http_app import HttpLimits, build_http_app
+from warmstate.cluster.model_card import read_model_card
+from warmstate.cluster.replica_view import RoutedView
+from warmstate.cluster.serve_call import serve_call
+from warmstate.cluster.serve_client import ServeReplicaClient
+from warmstate.cluster.store_view import StoreView
+from warmstate.replicas.config import ReplicaConfig
+
+
+@serve.ingress()
+class IngressDeployment:
+    """Answers from its first moment: until a replica is ready with 503 and how far they are."""
+
+    # Serve awaits a constructor that is a coroutine.
+    async def __init__(  # type: ignore[misc]
+        self, config: AppConfig, served_name: str, replica: ReplicaConfig, replicas: Any, store: Any | None
+    ) -> None:
+        self._http = config.http
+        self._store_config = replica.store
+        self._index = PrefixIndex(config.router.index_entries)
+        self._client = ServeReplicaClient(
+            serve_call(replicas), RoutedView(routing.table), self._index, config.router.max_attempts
+        )
+        card = read_model_card(replica.model_path, served_name, replica.engine.max_model_len)
+        self._service = ChatService.from_checkpoint(self._client, card, replica.model_path, config.cache_secret())
+        self._store_view: StoreView | None = None
+        self._store_search = asyncio.create_task(self._find_store(store))
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Serve's hook for an app that exists only once the constructor has run."""
+        keys = {tenant: key.get_secret_value() for tenant, key in self._http.api_keys.items()}
+        limits = HttpLimits(int(self._http.max_body_bytes), keys)
+        return build_http_app(self._service, limits, self._replica_stats)
+
+    async def _find_store(self, store: Any | None) -> None:
+        """The embedded store may start later than we do, and no request waits for it."""
+        config = self._store_config
+        url, password = (config.url, config.password) if store is None else await store.address.remote()
+        if url is None:
+            return
+        address = StoreAddress(url, password, config.connect_timeout_s, config.operation_timeout_s)
+        self._store_view = StoreView(address, routing.table, self._index)
+        self._client.view = self._store_view
+
+    async def _replica_stats(self) -> Mapping[str, Mapping[str, float]]:
+        return self._client.view.stats()
+
+    async def __del__(self) -> None:
+        """Serve awaits this when it takes the deployment down."""
+        if not hasattr(self, "_store_search"):
+            return
+        self._store_search.cancel()
+        if self._store_view is not None:
+            await asyncio.to_thread(self._store_view.close)
+        self._service.close()

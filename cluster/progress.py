@@ -1,0 +1,47 @@
+"""Shows how far start-up is: one line per phase, rewritten in place on a terminal. Knows no Ray."""
+
+import sys
+import time
+from typing import TextIO
+
+_STEP = 0.1
+
+
+class Progress:
+    """`show` takes the current phase; on a terminal the line is rewritten, elsewhere a line comes per 10 %."""
+
+    def __init__(self, stream: TextIO = sys.stderr) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._started = time.monotonic()
+        self._phase: str | None = None
+        self._shown_fraction = 0.0
+
+    def show(self, phase: str, fraction: float | None = None) -> None:
+        """Tells the phase, and the fraction of it that is done, in [0, 1], where that is known."""
+        if phase == self._phase and not self._is_news(fraction):
+            return
+        if self._is_terminal and phase == self._phase:
+            self._stream.write("\r\x1b[K")
+        elif self._is_terminal and self._phase is not None:
+            self._stream.write("\n")
+        self._phase, self._shown_fraction = phase, fraction or 0.0
+        self._stream.write(f"[{time.monotonic() - self._started:5.1f} s] {phase}{_percent(fraction)}")
+        if not self._is_terminal:
+            self._stream.write("\n")
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Leaves the last line as it stands."""
+        if self._is_terminal and self._phase is not None:
+            self._stream.write("\n")
+            self._stream.flush()
+        self._phase = None
+
+    def _is_news(self, fraction: float | None) -> bool:
+        step = 0.01 if self._is_terminal else _STEP
+        return fraction is not None and fraction - self._shown_fraction >= step
+
+
+def _percent(fraction: float | None) -> str:
+    return "" if fraction is None else f" {fraction:4.0%}"

@@ -1,0 +1,52 @@
+"""One replica as a deployment: `ReplicaService` behind a Serve handle. Knows no HTTP and no model."""
+
+import dataclasses
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray import serve
+
+from warmstate.cluster.router import RouteHint
+from warmstate.cluster.serve_client import RoutedReply
+from warmstate.replicas.config import ReplicaConfig
+from warmstate.replicas.errors import NotReady
+from warmstate.replicas.messages import GenerateRequest, Refused
+from warmstate.replicas.service import ReplicaService
+
+
+class ReplicaDeployment:
+    """Loads while it is constructed: Serve routes no request to a replica whose constructor has not returned."""
+
+    # Serve awaits a constructor that is a coroutine.
+    async def __init__(self, config: ReplicaConfig, store: Any | None) -> None:  # type: ignore[misc]
+        if store is not None:
+            url, password = await store.address.remote()
+            config = dataclasses.replace(config, store=dataclasses.replace(config.store, url=url, password=password))
+        self._replica_id: str = serve.get_replica_context().replica_id.unique_id
+        self._service = ReplicaService(config, self._replica_id)
+        await self._service.start()
+
+    async def generate(self, request: GenerateRequest, route: RouteHint) -> AsyncGenerator[RoutedReply, None]:
+        """The replies of `ReplicaService.generate`, each with this replica's id. Closing cancels the request."""
+        if route.pinned not in (None, self._replica_id):
+            yield self._replica_id, Refused(404, f"replica {route.pinned} does not exist; this is {self._replica_id}")
+            return
+        replies = self._service.generate(request)
+        try:
+            async for reply in replies:
+                yield self._replica_id, reply
+        finally:
+            await replies.aclose()
+
+    async def stats(self) -> dict[str, float]:
+        return self._service.stats()
+
+    def check_health(self) -> None:
+        """Raises when Serve must replace this replica."""
+        if self._service.phase.phase == "failed":
+            raise NotReady(self._service.phase.detail)
+
+    async def __del__(self) -> None:
+        """Serve awaits this when it takes the replica down."""
+        if hasattr(self, "_service"):
+            await self._service.close()

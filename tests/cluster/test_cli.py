@@ -1,0 +1,121 @@
+"""The command as a person meets it: what it prints and its exit code. Nothing here gets as far as starting Ray."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from warmstate.cluster.main import main
+from warmstate.models.demo_checkpoint import write_demo_checkpoint
+
+Command = Callable[..., tuple[int, str]]
+
+SERVE = ("serve", "--supervised", "--port", "59999")
+"""In this process; a port that nothing gets as far as using."""
+
+
+@pytest.fixture
+def warmstate(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command; gives its exit code and what it printed."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        try:
+            code = main(arguments)
+        except SystemExit as left:
+            code = int(left.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "demo"
+    write_demo_checkpoint(directory)
+    return directory
+
+
+def test_the_installed_command_prints_the_version() -> None:
+    command = Path(sys.executable).with_name("warmstate")
+    result = subprocess.run([command, "version"], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout == "0.1.0\n"
+
+
+def test_no_command_asks_for_one(warmstate: Command) -> None:
+    code, printed = warmstate()
+    assert code == 2
+    assert "COMMAND" in printed
+
+
+def test_a_demo_model_can_be_written_and_is_not_written_over(tmp_path: Path, warmstate: Command) -> None:
+    directory = str(tmp_path / "demo")
+    assert warmstate("demo-model", directory, "--family", "qwen3_5_moe_text", "--seed", "3")[0] == 0
+    assert (tmp_path / "demo" / "config.json").exists()
+    code, printed = warmstate("demo-model", directory)
+    assert code == 2
+    assert "holds a checkpoint already" in printed
+
+
+def test_an_unknown_family_lists_the_families(tmp_path: Path, warmstate: Command) -> None:
+    code, printed = warmstate("demo-model", str(tmp_path / "demo"), "--family", "llama")
+    assert code == 2
+    assert "--family llama: choose one of" in printed
+    assert "qwen3_next" in printed
+
+
+def test_serving_nothing_asks_for_a_model(warmstate: Command) -> None:
+    code, printed = warmstate(*SERVE)
+    assert code == 2
+    assert "name a model" in printed
+
+
+def test_a_path_that_is_not_there_is_named(warmstate: Command) -> None:
+    code, printed = warmstate(*SERVE, "/no/such/model")
+    assert code == 2
+    assert "/no/such/model: no such directory" in printed
+    assert "Traceback" not in printed
+
+
+def test_a_truncated_shard_is_named_before_anything_starts(tmp_path: Path, warmstate: Command) -> None:
+    write_demo_checkpoint(tmp_path / "demo")
+    shard = next((tmp_path / "demo").glob("*.safetensors"))
+    os.truncate(shard, shard.stat().st_size - 100)
+    code, printed = warmstate(*SERVE, str(tmp_path / "demo"))
+    assert code == 1
+    assert shard.name in printed
+    assert "starting Ray" not in printed
+
+
+def test_a_taken_port_names_who_has_it(checkpoint: Path, warmstate: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code, printed = warmstate("serve", "--supervised", str(checkpoint), "--port", str(port))
+    assert code == 1
+    assert f"port {port} of 127.0.0.1 is in use by pid {os.getpid()}" in printed
+    assert "--port" in printed
+
+
+def test_too_little_memory_is_told_with_numbers(checkpoint: Path, warmstate: Command) -> None:
+    code, printed = warmstate("serve", "--supervised", str(checkpoint), "--replicas", "5000")
+    assert code == 1
+    assert "5000 replicas need about" in printed
+    assert "GiB is free" in printed
+
+
+def test_a_context_longer_than_the_model_gives_both_numbers(checkpoint: Path, warmstate: Command) -> None:
+    code, printed = warmstate("serve", "--supervised", str(checkpoint), "--max-model-len", "99999999")
+    assert code == 2
+    assert "engine.max_model_len 99999999 is more than the model's 262144 positions" in printed
+
+
+def test_a_bad_key_in_the_file_is_named(tmp_path: Path, checkpoint: Path, warmstate: Command) -> None:
+    file = tmp_path / "app.yaml"
+    file.write_text("engine: {max_sequences: many}\n")
+    code, printed = warmstate(*SERVE, str(checkpoint), "--config", str(file))
+    assert code == 2
+    assert "engine.max_sequences" in printed

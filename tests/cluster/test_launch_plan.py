@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from warmstate.cluster.config import parse_config
+from warmstate.cluster.launch_errors import ConfigError, MemoryShort
+from warmstate.cluster.launch_plan import LaunchPlan, check_memory, plan_launch
+from warmstate.models.demo_checkpoint import write_demo_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "demo"
+    write_demo_checkpoint(directory, dtype=torch.float32)
+    return directory
+
+
+def plan(checkpoint: Path, **sections: dict[str, object]) -> LaunchPlan:
+    model = {"path": str(checkpoint), **sections.pop("model", {})}
+    return plan_launch(parse_config({"model": model, **sections}))
+
+
+def test_float32_weights_are_served_as_they_are_and_deterministically(checkpoint: Path) -> None:
+    found = plan(checkpoint)
+    assert found.replica.dtype is torch.float32
+    assert found.replica.deterministic
+    assert found.served_name == "demo"
+
+
+def test_bfloat16_is_deterministic_only_when_asked(checkpoint: Path) -> None:
+    assert not plan(checkpoint, model={"dtype": "bfloat16"}).replica.deterministic
+    assert plan(checkpoint, model={"dtype": "bfloat16", "deterministic": True}).replica.deterministic
+
+
+def test_float32_cannot_be_asked_not_to_be_deterministic(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.deterministic"):
+        plan(checkpoint, model={"deterministic": False})
+
+
+def test_the_kv_holds_the_longest_sequence(checkpoint: Path) -> None:
+    assert plan(checkpoint).replica.engine.max_model_len == 65_536
+    longer = plan(checkpoint, engine={"max_model_len": 200_001}).replica.engine
+    assert (longer.max_model_len, longer.kv_tokens) == (200_001, 200_064)
+    with pytest.raises(ConfigError, match=r"engine\.kv_tokens 640 cannot hold"):
+        plan(checkpoint, engine={"max_model_len": 1000, "kv_tokens": 640})
+
+
+def test_fewer_kv_tokens_shorten_the_context(checkpoint: Path) -> None:
+    assert plan(checkpoint, engine={"kv_tokens": 640}).replica.engine.max_model_len == 640
+
+
+def test_memory_grows_with_replicas_and_kv(checkpoint: Path) -> None:
+    small = plan(checkpoint, engine={"kv_tokens": 6400})
+    large = plan(checkpoint, engine={"kv_tokens": 64_000})
+    shapes = small.summary.config.state_shapes(torch.float32)
+    per_token = shapes.num_attention_layers * shapes.num_kv_heads * 2 * shapes.head_dim * 4
+    assert large.kv_bytes - small.kv_bytes == per_token * 57_600
+
+
+def test_short_memory_is_refused_with_numbers(checkpoint: Path) -> None:
+    tokens = psutil.virtual_memory().total // 1000
+    found = plan(checkpoint, engine={"kv_tokens": tokens * 64})
+    with pytest.raises(MemoryShort, match=r"2 replicas need about .* GiB, .* GiB is free"):
+        check_memory(found)
+    check_memory(plan(checkpoint))
+
+
+def test_a_redis_store_takes_its_password_from_the_environment(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARMSTATE_REDIS_PASSWORD", "secret")
+    store = plan(checkpoint, store={"kind": "redis", "url": "redis://h:1"}).replica.store
+    assert (store.url, store.password) == ("redis://h:1", "secret")
+    assert plan(checkpoint).replica.store.url is None
