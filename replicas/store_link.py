@@ -4,6 +4,7 @@ Called from the engine thread, works on the event loop. A failure is one counted
 """
 
 import asyncio
+import contextlib
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
@@ -130,7 +131,14 @@ class StoreLink:
     async def drain(self) -> None:
         """Waits until everything that was started has ended."""
         while pending := list(self._pending):
-            await asyncio.gather(*map(asyncio.wrap_future, pending), return_exceptions=True)
+            await asyncio.wait([asyncio.wrap_future(future) for future in pending])
+
+    async def close(self, timeout_s: float) -> None:
+        """Lets what was started end within `timeout_s`, and gives up the rest."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.drain(), timeout_s)
+        for future in list(self._pending):
+            future.cancel()
 
     def stats(self) -> dict[str, float]:
         """Counters since the start, and bytes on their way to the store now."""

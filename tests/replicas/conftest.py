@@ -69,8 +69,8 @@ class FakeBackend:
     deterministic = property(lambda self: True)
 
     def forward(self, plan: StepPlan, tokens: npt.NDArray[np.int32]) -> StepOutput:
-        for slot in set(plan.frees) - {restore.slot for restore in plan.restores}:
-            self._slots[slot] = None
+        for freed in set(plan.frees) - {restore.slot for restore in plan.restores}:
+            self._slots[freed] = None
         self.num_forwards += 1
         self.num_tokens += plan.num_tokens
         self.max_rows = max(self.max_rows, len(plan.rows))

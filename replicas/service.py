@@ -1,0 +1,205 @@
+"""Owns one replica as others see it: it starts, answers requests, tells how it is, ends. Knows no HTTP and no Ray."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncGenerator
+
+import numpy as np
+import torch
+
+from warmstate.cache_store.errors import CacheStoreError
+from warmstate.cache_store.keys import chain_root, namespace_digest
+from warmstate.cache_store.replica_rows import ReplicaRow
+from warmstate.models.backend import ModelBackend
+from warmstate.models.errors import ModelError
+from warmstate.models.identity import namespace_facts
+from warmstate.models.preflight import CheckpointSummary, preflight
+from warmstate.replicas.config import CacheConfig, ReplicaConfig
+from warmstate.replicas.engine import Engine
+from warmstate.replicas.engine_thread import EngineThread
+from warmstate.replicas.errors import NotReady, QueueFull, ReplicaError
+from warmstate.replicas.executor import Executor, InProcessExecutor
+from warmstate.replicas.heartbeat import Heartbeat
+from warmstate.replicas.messages import (
+    Accepted,
+    GenerateRequest,
+    Refused,
+    ReplicaPhase,
+    Reply,
+    SamplingParams,
+    TokenDelta,
+)
+from warmstate.replicas.shared_store import SharedStore, new_epoch, store_address
+from warmstate.replicas.state_codec import CheckpointNames
+
+_LOG = logging.getLogger(__name__)
+
+# Python's 5 ms would let the engine thread keep the event loop from sending what the last step gave.
+_SWITCH_INTERVAL_S = 0.0005
+_WARM_TOKENS = 130
+
+
+class ReplicaService:
+    """One model copy behind an async generator. `start`, `generate` and `close` belong to one event loop."""
+
+    def __init__(self, config: ReplicaConfig, replica_id: str) -> None:
+        self._config = config
+        self._replica_id = replica_id
+        self._epoch = new_epoch()
+        self._phase = ReplicaPhase("loading", 0.0)
+        self._namespace = b""
+        self._executor: Executor | None = None
+        self._thread: EngineThread | None = None
+        self._shared: SharedStore | None = None
+        self._heartbeat: Heartbeat | None = None
+
+    @property
+    def phase(self) -> ReplicaPhase:
+        return self._phase
+
+    @property
+    def namespace(self) -> bytes:
+        """The digest of everything that makes two states interchangeable; empty until the checkpoint was checked."""
+        return self._namespace
+
+    async def start(self) -> None:
+        """Loads and warms up; `phase` tells how far it is.
+
+        Raises `ModelError`, `ReplicaError` (`OutOfMemory`) or `CacheStoreError`, and then stays in phase "failed".
+        """
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        address = store_address(self._config.store)
+        try:
+            if address is not None:
+                self._heartbeat = Heartbeat(address, self._row)
+            await self._load()
+        except (ModelError, ReplicaError, CacheStoreError) as error:
+            self._phase = ReplicaPhase("failed", self._phase.fraction, str(error))
+            if self._heartbeat is not None:
+                await self._heartbeat.beat()
+            raise
+        self._phase = ReplicaPhase("ready", 1.0)
+        if self._heartbeat is not None:
+            await self._heartbeat.beat()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Reply, None]:
+        """Yields one `Accepted` and then deltas, or one `Refused`. Closing the generator cancels the request."""
+        try:
+            thread = self._ready_thread()
+            stream = thread.submit(request)
+        except ReplicaError as error:
+            retry_after_s = error.retry_after_s if isinstance(error, QueueFull) else None
+            yield Refused(error.status, str(error), retry_after_s)
+            return
+        try:
+            yield Accepted(self._replica_id)
+            finished = False
+            while not finished:
+                delta = await stream.get()
+                while not stream.empty():
+                    delta = _joined(delta, stream.get_nowait())
+                finished = delta.finish_reason is not None
+                yield delta
+        finally:
+            thread.cancel(request.request_id)
+
+    def stats(self) -> dict[str, float]:
+        """Every figure of this replica, by metric name."""
+        engine = self._thread.stats if self._thread else {}
+        store = self._shared.stats() if self._shared else {}
+        return {**engine, **store}
+
+    async def close(self) -> None:
+        """Ends running requests with an error and lets go of everything."""
+        if self._heartbeat is not None:
+            await self._heartbeat.close()
+        if self._thread is not None:
+            await self._thread.close()
+        if self._shared is not None:
+            await self._shared.close()
+        if self._executor is not None:
+            self._executor.close()
+        self._heartbeat = self._thread = self._shared = self._executor = None
+        self._phase = ReplicaPhase("failed", 1.0, "the replica was closed")
+
+    async def _load(self) -> None:
+        config = self._config
+        summary = await asyncio.to_thread(preflight, config.model_path)
+        is_deterministic = config.deterministic or config.dtype == torch.float32
+        facts = await asyncio.to_thread(namespace_facts, config.model_path, config.dtype, is_deterministic)
+        self._namespace = namespace_digest(facts)
+        executor = await asyncio.to_thread(self._load_ranks, summary)
+        self._executor = executor
+        self._phase = ReplicaPhase("warming", 1.0)
+        await asyncio.to_thread(self._warm_up, executor.backend)
+        await self._open(executor.backend, summary.config.eos_token_ids)
+
+    def _load_ranks(self, summary: CheckpointSummary) -> InProcessExecutor:
+        torch.set_num_threads(self._config.num_threads)
+        return InProcessExecutor.load(self._config, summary, self._progressed)
+
+    def _progressed(self, bytes_done: int, bytes_total: int) -> None:
+        self._phase = ReplicaPhase("loading", bytes_done / max(bytes_total, 1))
+
+    def _warm_up(self, backend: ModelBackend) -> None:
+        """Runs one prefill and one decode, so that the first request does not pay for what is done once."""
+        torch.set_num_threads(self._config.num_threads)
+        engine = Engine(backend, self._config.engine, CacheConfig(0, enabled=False), frozenset(), self._namespace)
+        prompt = np.zeros(min(_WARM_TOKENS, engine.context_limit - 2), dtype=np.int32)
+        engine.add(GenerateRequest("warm-up", prompt, SamplingParams(max_tokens=2), chain_root(), b""))
+        while (deltas := engine.step()) is not None:
+            for item in deltas:
+                if item.delta.error is not None:
+                    raise NotReady(f"the first step on this machine failed: {item.delta.error}")
+
+    async def _open(self, backend: ModelBackend, eos_token_ids: frozenset[int]) -> None:
+        config, loop = self._config, asyncio.get_running_loop()
+        address = store_address(config.store)
+        if address is not None and config.cache.enabled:
+            names = CheckpointNames(self._namespace, backend.shapes.num_head_groups)
+            self._shared = SharedStore(address, config.store, names, self._replica_id, self._epoch, loop)
+            await self._shared.catch_up()
+        engine = Engine(
+            backend,
+            config.engine,
+            config.cache,
+            eos_token_ids,
+            self._namespace,
+            self._shared.link if self._shared else None,
+            self._shared.directory.tell_local if self._shared else lambda key, position, usable: None,
+        )
+        self._thread = EngineThread(engine, config.engine.max_queue, config.num_threads, loop, self._engine_died)
+
+    def _ready_thread(self) -> EngineThread:
+        if self._thread is None or self._phase.phase != "ready":
+            raise NotReady(f"the model is not ready: {self._phase.phase} {self._phase.detail}".rstrip())
+        return self._thread
+
+    def _engine_died(self) -> None:
+        _LOG.error("replica %s: the engine thread has ended", self._replica_id)
+        self._phase = ReplicaPhase("failed", 1.0, "the engine thread has ended")
+
+    def _row(self) -> ReplicaRow:
+        phase = self._phase
+        return ReplicaRow(
+            self._replica_id,
+            self._epoch,
+            phase.phase,
+            phase.fraction,
+            phase.detail,
+            self._namespace.hex(),
+            self.stats(),
+        )
+
+
+def _joined(first: TokenDelta, second: TokenDelta) -> TokenDelta:
+    """Two deltas of one sequence as one."""
+    return TokenDelta(
+        first.token_ids + second.token_ids,
+        first.logprobs + second.logprobs,
+        second.finish_reason,
+        first.num_cached_tokens if first.num_cached_tokens is not None else second.num_cached_tokens,
+        first.cache_source if first.num_cached_tokens is not None else second.cache_source,
+        second.error,
+    )
