@@ -158,7 +158,7 @@ def _include_usage(body: GenerationBody) -> bool:
 
 def _output_options(body: GenerationBody, *, split_reasoning: bool) -> OutputOptions:
     return OutputOptions(
-        stop=tuple(body.stop or ()),
+        stop=body.stop_strings,
         min_tokens=body.min_tokens or 0,
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,

@@ -91,7 +91,7 @@ class ChatTemplate:
         """Where the last turn's generation prompt (or the message to be continued) begins."""
         if options.continue_final_message:
             messages = messages[:-1]
-        return self._shared_length(text, messages, ChatOptions(options.tools, False, False, options.extra))
+        return self._divergence(text, messages, ChatOptions(options.tools, False, False, options.extra))
 
     def _shared_with_others(
         self, text: str, messages: Sequence[Message], options: ChatOptions
@@ -101,19 +101,24 @@ class ChatTemplate:
         others = ChatOptions(options.tools, False, False, options.extra)
         leading = (i for i, m in enumerate(messages) if m["role"] not in ("system", "developer"))
         num_system = next(leading, len(messages))
-        system = self._shared_length(text, [*messages[:num_system], _OTHER_USER], others)
+        system = self._divergence(text, [*messages[:num_system], _OTHER_USER], others)
         if messages[-1]["role"] != "tool":
             return (system,)
-        return system, self._shared_length(text, [*messages, _OTHER_USER], others)
+        return system, self._divergence(text, [*messages, _OTHER_USER], others)
 
-    def _shared_length(self, text: str, messages: Sequence[Message], options: ChatOptions) -> int | None:
-        """Characters that `text` shares with another rendering; None when the template refuses that one."""
+    def _divergence(self, text: str, messages: Sequence[Message], options: ChatOptions) -> int | None:
+        """Where `text` and another rendering go apart; None when the template refuses that one.
+
+        Where both go on, differently, it is the last character they share: what follows decides about its token.
+        """
         if not messages:
             return None
         try:
-            return shared_length(text, self._render_text(messages, options))
+            other = self._render_text(messages, options)
         except InvalidRequest:
             return None
+        shared = shared_length(text, other)
+        return shared if shared == len(other) else max(shared - 1, 0)
 
     def _mark(self, encoded: EncodedText, char: int) -> int:
         """The last added token that begins at or before `char`; 0 when there is none."""

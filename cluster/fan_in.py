@@ -86,6 +86,8 @@ class FanIn:
                     self._arrived.append((index, reply))
                     if reply.finish_reason is not None:
                         self._unfinished.discard(index)
+                elif isinstance(reply, Refused) and index in self._heads:
+                    raise refusal(reply.status, reply.message, reply.retry_after_s)
                 else:
                     self._heads[index] = reply
                 self._changed.set()

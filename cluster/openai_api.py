@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, field_validator
 
 MAX_STOP_STRINGS = 16
 MAX_CHOICES = 16
@@ -30,15 +30,8 @@ _RESERVED_TEMPLATE_KWARGS = frozenset(
 )
 
 
-def _one_or_many(value: Any) -> Any:
-    """A lone stop string as a list of one."""
-    return value if value is None or isinstance(value, list) else [value]
-
-
 NonEmpty = Annotated[str, Field(min_length=1)]
-StopStrings = Annotated[
-    Annotated[list[NonEmpty], Field(max_length=MAX_STOP_STRINGS)] | None, BeforeValidator(_one_or_many)
-]
+StopList = Annotated[list[NonEmpty], Field(max_length=MAX_STOP_STRINGS)]
 
 
 class Body(BaseModel):
@@ -69,7 +62,7 @@ class GenerationBody(Body, ABC):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    stop: StopStrings = None
+    stop: NonEmpty | StopList | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -92,6 +85,11 @@ class GenerationBody(Body, ABC):
     @abstractmethod
     def num_logprobs(self) -> int | None:
         """How many alternatives to report beside each token; None reports no logprobs."""
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, whether one or several were given."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def token_limit(self) -> int | None:

@@ -62,12 +62,10 @@ def field_path(location: tuple[int | str, ...]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "dict", "list"):
-            path += f".{part}" if path else part
-        elif not path or not _is_branch(part):
-            path += f".{part[:80]}"
+        elif not _is_branch(part):
+            path += f".{part[:80]}" if path else part
     return path
 
 
 def _is_branch(part: str) -> bool:
-    return part in ("str", "dict", "list") or "[" in part
+    return part in ("str", "constrained-str", "dict", "list") or "[" in part
