@@ -119,14 +119,14 @@ def manifest_bytes(specs: Sequence[PartSpec]) -> int:
     return _ENVELOPE.size + _BODY.size + _COUNT.size + parts + digests + _DIGEST_BYTES
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest, schema_version: int = SCHEMA_VERSION) -> bytes:
     key = manifest.key
     body = _BODY.pack(
         key.kind.encode(), key.namespace, key.prefix, key.position, key.group, manifest.epoch, CHUNK_BYTES
     )
     parts = b"".join(_encode_spec(spec) for spec in manifest.specs)
     content = body + _COUNT.pack(len(manifest.specs)) + parts + b"".join(manifest.digests)
-    envelope = _ENVELOPE.pack(_MAGIC, SCHEMA_VERSION, len(content) + _DIGEST_BYTES)
+    envelope = _ENVELOPE.pack(_MAGIC, schema_version, len(content) + _DIGEST_BYTES)
     return envelope + content + digest_of(envelope + content)
 
 

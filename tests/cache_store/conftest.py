@@ -1,0 +1,221 @@
+"""Builders and real servers for the tests of the cache store."""
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import redis
+
+from warmstate.cache_store.embedded import EmbeddedServer, find_server_binary
+from warmstate.cache_store.errors import EmbeddedServerError
+from warmstate.cache_store.keys import ObjectKey
+from warmstate.cache_store.redis_client import StoreAddress, open_client
+from warmstate.cache_store.store import DTYPE_BYTES, Part, PartSpec
+
+NAMESPACE = bytes(range(32))
+
+_Result = TypeVar("_Result")
+
+
+@pytest.fixture(scope="session")
+def server_binary() -> str:
+    try:
+        return str(find_server_binary())
+    except EmbeddedServerError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def server(server_binary: str) -> Iterator[EmbeddedServer]:
+    """One server for all tests that do not harm it; each of them uses keys of its own."""
+    with EmbeddedServer(max_memory_bytes=512 << 20) as running:
+        yield running
+
+
+@pytest.fixture
+def start_server(server_binary: str) -> Iterator[Callable[..., EmbeddedServer]]:
+    """Starts servers that the test may stall or kill; takes the arguments of `EmbeddedServer`."""
+    started: list[EmbeddedServer] = []
+
+    def start(**arguments: int | str) -> EmbeddedServer:
+        started.append(EmbeddedServer(**arguments))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.stop()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[StoreAddress], redis.Redis]]:
+    """Clients to look behind the store's back."""
+    clients: list[redis.Redis] = []
+
+    def open_one(address: StoreAddress) -> redis.Redis:
+        clients.append(open_client(address, max_connections=2))
+        return clients[-1]
+
+    yield open_one
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def make_key() -> Callable[..., ObjectKey]:
+    """Keys that no other test uses."""
+
+    def make(kind: str = "ck", group: int = 0) -> ObjectKey:
+        return ObjectKey("kv" if kind == "kv" else "ck", NAMESPACE, os.urandom(32), 256, group)
+
+    return make
+
+
+@pytest.fixture
+def make_parts() -> Callable[..., dict[str, Part]]:
+    """Parts of random bytes, by name; the default is a small checkpoint."""
+
+    def make(seed: int = 0, **specs: tuple[str, tuple[int, ...]]) -> dict[str, Part]:
+        generator = np.random.default_rng(seed)
+        chosen = specs or {"rec": ("float32", (2, 3, 4)), "conv": ("bfloat16", (2, 5, 3))}
+        return {name: _random_part(generator, PartSpec(name, *spec)) for name, spec in chosen.items()}
+
+    return make
+
+
+@pytest.fixture
+def empty_like() -> Callable[[Mapping[str, Part]], dict[str, Part]]:
+    """Writable buffers for these parts, poisoned so that an unwritten byte shows."""
+
+    def make(parts: Mapping[str, Part]) -> dict[str, Part]:
+        return {
+            name: Part(part.spec, np.full(part.spec.num_bytes, 0xA5, dtype=np.uint8).data)
+            for name, part in parts.items()
+        }
+
+    return make
+
+
+@pytest.fixture
+def run() -> Callable[[Awaitable[_Result]], _Result]:
+    def run_one(work: Awaitable[_Result]) -> _Result:
+        async def main() -> _Result:
+            return await work
+
+        return asyncio.run(main())
+
+    return run_one
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Waits until a condition holds; fails after ten seconds."""
+
+    def wait(holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not holds():
+            assert time.monotonic() < deadline, "the condition did not come true within 10 s"
+            time.sleep(0.01)
+
+    return wait
+
+
+class CutProxy:
+    """Stands between client and server and cuts the connection after so many bytes of one direction."""
+
+    def __init__(self, port: int, up_bytes: int | None = None, down_bytes: int | None = None) -> None:
+        self._target = ("127.0.0.1", port)
+        self._limits = (up_bytes, down_bytes)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = [self._listener]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+        self.port: int = self._listener.getsockname()[1]
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for end in self._sockets:
+            end.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._target)
+            self._sockets += [client, server]
+            ends = [(client, server, self._limits[0]), (server, client, self._limits[1])]
+            pumps = [threading.Thread(target=_pump, args=end, daemon=True) for end in ends]
+            self._threads += pumps
+            for pump in pumps:
+                pump.start()
+
+
+def _pump(source: socket.socket, sink: socket.socket, limit: int | None) -> None:
+    left = limit
+    try:
+        while left != 0 and (data := source.recv(65536 if left is None else min(left, 65536))):
+            sink.sendall(data)
+            left = None if left is None else left - len(data)
+    except OSError:
+        pass
+    for end in (source, sink):
+        try:
+            end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue
+
+
+@pytest.fixture
+def cut_proxy() -> Iterator[Callable[..., CutProxy]]:
+    proxies: list[CutProxy] = []
+
+    def make(port: int, up_bytes: int | None = None, down_bytes: int | None = None) -> CutProxy:
+        proxies.append(CutProxy(port, up_bytes, down_bytes))
+        return proxies[-1]
+
+    yield make
+    for proxy in proxies:
+        proxy.close()
+
+
+@pytest.fixture
+def refusing_port() -> Iterator[Callable[[bytes], int]]:
+    """Ports at which every command gets the same reply."""
+    listeners: list[socket.socket] = []
+
+    def make(reply: bytes) -> int:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+        threading.Thread(target=_refuse_all, args=(listener, reply), daemon=True).start()
+        port: int = listener.getsockname()[1]
+        return port
+
+    yield make
+    for listener in listeners:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def _refuse_all(listener: socket.socket, reply: bytes) -> None:
+    while True:
+        try:
+            client, _ = listener.accept()
+            with client:
+                while data := client.recv(65536):
+                    client.sendall(reply * data.count(b"*"))
+        except OSError:
+            return
+
+
+def _random_part(generator: np.random.Generator, spec: PartSpec) -> Part:
+    assert spec.dtype in DTYPE_BYTES
+    return Part(spec, generator.integers(0, 256, spec.num_bytes, dtype=np.uint8).data)

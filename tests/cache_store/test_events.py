@@ -1,0 +1,180 @@
+"""The event stream from writers to an index, across gaps, restarts and an emptied server."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from warmstate.cache_store.embedded import EmbeddedServer
+from warmstate.cache_store.event_follower import EventFollower
+from warmstate.cache_store.event_log import EventLog
+from warmstate.cache_store.events import EventEntry, PrefixEvent, decode_entry
+from warmstate.cache_store.names import events_name
+from warmstate.cache_store.prefix_index import STORE_HOLDER, IndexRow, PrefixIndex, Tier
+from warmstate.cache_store.redis_client import StoreAddress
+
+Eventually = Callable[[Callable[[], bool]], None]
+
+KEYS = [bytes([number]) * 32 for number in range(8)]
+
+
+def added(number: int, tier: Tier = "host") -> PrefixEvent:
+    return PrefixEvent("add", KEYS[number], 64 * (number + 1), tier)
+
+
+def removed(number: int, tier: Tier = "host") -> PrefixEvent:
+    return PrefixEvent("remove", KEYS[number], 64 * (number + 1), tier)
+
+
+@pytest.fixture
+def namespace() -> bytes:
+    return os.urandom(32)
+
+
+@pytest.fixture
+def follow() -> Iterator[Callable[[StoreAddress, bytes], tuple[EventFollower, PrefixIndex]]]:
+    followers: list[EventFollower] = []
+
+    def start(address: StoreAddress, namespace: bytes) -> tuple[EventFollower, PrefixIndex]:
+        index = PrefixIndex()
+        followers.append(EventFollower(address, namespace, index))
+        return followers[-1], index
+
+    yield start
+    for follower in followers:
+        follower.close()
+
+
+@pytest.fixture
+def write() -> Iterator[Callable[..., EventLog]]:
+    logs: list[EventLog] = []
+
+    def start(address: StoreAddress, namespace: bytes, replica_id: str, epoch: int = 1) -> EventLog:
+        logs.append(EventLog(address, namespace, replica_id, epoch))
+        return logs[-1]
+
+    yield start
+    for log in logs:
+        log.close()
+
+
+Follow = Callable[[StoreAddress, bytes], tuple[EventFollower, PrefixIndex]]
+Write = Callable[..., EventLog]
+
+
+def test_what_replicas_tell_reaches_an_index_that_came_before_and_one_that_comes_after(
+    server: EmbeddedServer, namespace: bytes, follow: Follow, write: Write, eventually: Eventually
+) -> None:
+    _, early = follow(server.address, namespace)
+    first, second = write(server.address, namespace, "a"), write(server.address, namespace, "b")
+    for event in (added(0), added(1), removed(0), added(2, "store")):
+        first.append(event)
+    second.append(added(1, "device"))
+    expected = {"a": 128, "b": 128, STORE_HOLDER: 192}
+    eventually(lambda: early.deepest(KEYS) == expected)
+    assert early.find(KEYS[1], "b") == IndexRow(128, "device", 1)
+    follower, late = follow(server.address, namespace)
+    assert follower.wait_caught_up(10)
+    assert late.deepest(KEYS) == expected
+    assert follower.stats()["event_gaps"] == 0
+
+
+def test_namespaces_do_not_mix(
+    server: EmbeddedServer, namespace: bytes, follow: Follow, write: Write, eventually: Eventually
+) -> None:
+    log = write(server.address, namespace, "a")
+    log.append(added(0))
+    eventually(lambda: log.stats()["events_sent"] == 1)
+    follower, index = follow(server.address, os.urandom(32))
+    assert follower.wait_caught_up(10)
+    assert len(index) == 0
+
+
+def test_a_restarted_replica_loses_its_old_rows_and_the_store_keeps_its_own(
+    server: EmbeddedServer, namespace: bytes, follow: Follow, write: Write, eventually: Eventually
+) -> None:
+    _, index = follow(server.address, namespace)
+    old = write(server.address, namespace, "a", epoch=1)
+    old.append(added(0))
+    old.append(added(1, "store"))
+    eventually(lambda: len(index) == 2)
+    write(server.address, namespace, "a", epoch=2).append(added(2))
+    eventually(lambda: index.deepest(KEYS) == {"a": 192, STORE_HOLDER: 128})
+    old.append(added(3))
+    eventually(lambda: old.stats()["events_sent"] == 3)
+    write(server.address, namespace, "b").append(added(4))
+    eventually(lambda: "b" in index.holders())
+    assert index.find(KEYS[3], "a") is None
+
+
+def test_a_gap_drops_the_rows_of_that_replica_only(server: EmbeddedServer, namespace: bytes, follow: Follow) -> None:
+    follower, index = follow(server.address, namespace)
+    for seq, replica_id, number in ((0, "a", 0), (0, "b", 0), (1, "a", 1), (1, "a", 5), (3, "a", 2)):
+        follower.apply(EventEntry(replica_id, 1, seq, added(number)))
+    assert index.deepest(KEYS) == {"a": 192, "b": 64}
+    assert index.find(KEYS[0], "a") is None
+    assert index.find(KEYS[5], "a") is None
+    assert follower.stats()["event_gaps"] == 1
+
+
+def test_a_restart_of_the_server_resets_indexes_and_replicas_tell_again_what_they_hold(
+    start_server: Callable[..., EmbeddedServer],
+    namespace: bytes,
+    follow: Follow,
+    write: Write,
+    eventually: Eventually,
+) -> None:
+    server = start_server()
+    follower, index = follow(server.address, namespace)
+    log = write(server.address, namespace, "a")
+    for event in (added(0), added(1), removed(1), added(2, "store")):
+        log.append(event)
+    eventually(lambda: index.deepest(KEYS) == {"a": 64, STORE_HOLDER: 192})
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    server.stop()
+    log.append(added(3))
+    eventually(lambda: follower.stats()["follower_failures"] > 0)
+    assert index.deepest(KEYS[:1]) == {"a": 64}
+    start_server(port=server.port, password=server.password)
+    eventually(lambda: index.deepest(KEYS) == {"a": 256})
+    assert index.find(KEYS[0], "a") is not None
+    assert follower.stats()["stream_resets"] == 1
+
+
+def test_an_emptied_stream_resets_the_index(
+    server: EmbeddedServer,
+    connect: Callable[[StoreAddress], redis.Redis],
+    namespace: bytes,
+    follow: Follow,
+    write: Write,
+    eventually: Eventually,
+) -> None:
+    _, index = follow(server.address, namespace)
+    write(server.address, namespace, "a").append(added(0))
+    eventually(lambda: len(index) == 1)
+    connect(server.address).unlink(events_name(namespace))
+    eventually(lambda: len(index) == 0)
+
+
+def test_a_writer_never_waits_for_a_server_that_is_away(namespace: bytes, write: Write) -> None:
+    log = write(StoreAddress("redis://127.0.0.1:1/0"), namespace, "a")
+    for number in range(20_000):
+        log.append(added(number % 8))
+    assert log.stats()["events_lost"] == 10_000
+    assert log.stats()["events_waiting"] == 10_000
+
+
+def test_entries_come_back_as_they_were_and_strangers_are_none() -> None:
+    entry = EventEntry("a", 2**60, 5, removed(3, "store"))
+    fields = {
+        name.encode(): value if isinstance(value, bytes) else str(value).encode()
+        for name, value in entry.encode().items()
+    }
+    assert decode_entry(fields) == entry
+    for name in fields:
+        assert decode_entry({key: value for key, value in fields.items() if key != name}) is None
+    assert decode_entry({**fields, b"t": b"moon"}) is None
+    assert decode_entry({**fields, b"s": b"x"}) is None

@@ -1,0 +1,308 @@
+"""Whatever the server does, a call ends within its timeout as a counted result, and nothing torn becomes visible."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis
+
+from warmstate.cache_store.breaker import Breaker
+from warmstate.cache_store.embedded import EmbeddedServer
+from warmstate.cache_store.keys import ObjectKey
+from warmstate.cache_store.names import object_name, temporary_name
+from warmstate.cache_store.redis_client import StoreAddress
+from warmstate.cache_store.redis_objects import TEMPORARY_TTL_MS
+from warmstate.cache_store.redis_store import RedisStore
+from warmstate.cache_store.store import Dropped, DropReason, Hit, Miss, MissReason, Part, Stored
+
+Run = Callable[[Awaitable[Any]], Any]
+MakeKey = Callable[..., ObjectKey]
+MakeParts = Callable[..., dict[str, Part]]
+EmptyLike = Callable[[dict[str, Part]], dict[str, Part]]
+StartServer = Callable[..., EmbeddedServer]
+Connect = Callable[[StoreAddress], redis.Redis]
+
+TIMEOUT_S = 0.4
+
+
+def address_of(port: int, password: str | None = None) -> StoreAddress:
+    return StoreAddress(f"redis://127.0.0.1:{port}/0", password, operation_timeout_s=TIMEOUT_S)
+
+
+async def get_and_put(
+    store: RedisStore, key: ObjectKey, parts: dict[str, Part], into: dict[str, Part]
+) -> tuple[MissReason, DropReason]:
+    miss, drop = await store.get(key, into), await store.put(key, parts)
+    assert isinstance(miss, Miss), miss
+    assert isinstance(drop, Dropped), drop
+    return miss.reason, drop.reason
+
+
+def test_a_stalled_server_costs_one_timeout_and_never_touches_the_buffers_later(
+    start_server: StartServer, run: Run, make_key: MakeKey, make_parts: MakeParts, empty_like: EmptyLike
+) -> None:
+    server, key, parts = start_server(), make_key(), make_parts(rec=("uint8", (9_000_000,)))
+    store = RedisStore(address_of(server.port, server.password))
+    into = empty_like(parts)
+    poison = bytes(into["rec"].data)
+    assert isinstance(run(store.put(key, parts)), Stored)
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    outcome = run(store.get(key, into))
+    waited_s = time.monotonic() - started
+    os.kill(server.pid, signal.SIGCONT)
+    assert isinstance(outcome, Miss)
+    assert outcome.reason is MissReason.TIMEOUT
+    # Not a measurement: the bound that the caller relies on, with room for a loaded machine.
+    assert waited_s < TIMEOUT_S + 2
+    assert store.stats()["misses_timeout"] == 1
+    run(asyncio.sleep(TIMEOUT_S))
+    assert bytes(into["rec"].data) == poison
+    assert isinstance(run(store.get(key, into)), Hit)
+    run(store.close())
+
+
+def test_a_stall_amid_many_calls_ends_all_of_them_and_opens_the_breaker(
+    start_server: StartServer, run: Run, make_key: MakeKey, make_parts: MakeParts, empty_like: EmptyLike
+) -> None:
+    server, parts = start_server(), make_parts()
+    store = RedisStore(address_of(server.port, server.password))
+    assert server.pid is not None
+
+    async def many() -> list[Hit | Miss]:
+        return list(await asyncio.gather(*(store.get(make_key(), empty_like(parts)) for _ in range(8))))
+
+    os.kill(server.pid, signal.SIGSTOP)
+    outcomes = run(many())
+    after = run(store.get(make_key(), empty_like(parts)))
+    os.kill(server.pid, signal.SIGCONT)
+    assert [outcome.reason for outcome in outcomes] == [MissReason.TIMEOUT] * 8
+    assert after == Miss(MissReason.BREAKER_OPEN)
+    assert store.stats()["breaker_open"] == 1
+    run(store.close())
+
+
+def test_a_dead_server_opens_the_breaker_and_a_new_one_closes_it(
+    start_server: StartServer, run: Run, make_key: MakeKey, make_parts: MakeParts, empty_like: EmptyLike
+) -> None:
+    server, key, parts = start_server(), make_key(), make_parts()
+    now = [0.0]
+    store = RedisStore(address_of(server.port, server.password), breaker=Breaker(3, 5.0, clock=lambda: now[0]))
+    assert isinstance(run(store.put(key, parts)), Stored)
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    server.stop()
+    reasons = [run(store.get(key, empty_like(parts))).reason for _ in range(4)]
+    assert reasons == [MissReason.UNAVAILABLE] * 3 + [MissReason.BREAKER_OPEN]
+    assert run(store.put(key, parts)) == Dropped(DropReason.BREAKER_OPEN)
+    start_server(port=server.port, password=server.password)
+    assert run(store.get(key, empty_like(parts))) == Miss(MissReason.BREAKER_OPEN)
+    now[0] = 5.0
+    assert run(store.get(key, empty_like(parts))) == Miss(MissReason.ABSENT)
+    assert isinstance(run(store.put(key, parts)), Stored)
+    assert store.stats()["breaker_opened"] == 1
+    run(store.close())
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"-LOADING the dataset is in memory\r\n",
+        b"-NOAUTH Authentication required.\r\n",
+        b"-NOPERM this user has no permissions\r\n",
+        b"-READONLY You can't write against a read only replica.\r\n",
+        b"-MISCONF errors writing to the AOF file: No space left on device\r\n",
+        b"-ERR max number of clients reached\r\n",
+        b"this is not the protocol\r\n",
+        b"$-7\r\n",
+        b"",
+    ],
+    ids=lambda reply: reply[:9].decode() or "silence",
+)
+def test_a_refusing_server_is_a_miss_and_a_drop(
+    refusing_port: Callable[[bytes], int],
+    reply: bytes,
+    run: Run,
+    make_key: MakeKey,
+    make_parts: MakeParts,
+    empty_like: EmptyLike,
+) -> None:
+    store = RedisStore(address_of(refusing_port(reply), "secret"))
+    parts = make_parts()
+    reasons = run(get_and_put(store, make_key(), parts, empty_like(parts)))
+    expected = (MissReason.UNAVAILABLE, DropReason.UNAVAILABLE)
+    assert reasons == (expected if reply else (MissReason.TIMEOUT, DropReason.TIMEOUT))
+    run(store.close())
+
+
+def test_a_wrong_password_and_a_closed_port_are_unavailable(
+    server: EmbeddedServer, run: Run, make_key: MakeKey, make_parts: MakeParts, empty_like: EmptyLike
+) -> None:
+    parts = make_parts()
+    for address in (address_of(server.port, "wrong"), address_of(server.port), address_of(1)):
+        store = RedisStore(address)
+        reasons = run(get_and_put(store, make_key(), parts, empty_like(parts)))
+        assert reasons == (MissReason.UNAVAILABLE, DropReason.UNAVAILABLE)
+        run(store.close())
+
+
+@pytest.mark.parametrize("kind", ["ck", "kv"])
+def test_a_full_server_drops_the_put_and_still_serves_reads(
+    start_server: StartServer,
+    connect: Connect,
+    kind: str,
+    run: Run,
+    make_key: MakeKey,
+    make_parts: MakeParts,
+    empty_like: EmptyLike,
+) -> None:
+    server = start_server(max_memory_bytes=24 << 20, eviction_policy="noeviction")
+    store = RedisStore(server.address)
+    small, big = make_parts(), make_parts(rec=("uint8", (12_000_000,)))
+    kept = make_key(kind)
+    run(store.put(kept, small))
+    outcomes = [run(store.put(make_key(kind), big)) for _ in range(6)]
+    assert isinstance(outcomes[0], Stored)
+    drops = [outcome for outcome in outcomes if isinstance(outcome, Dropped)]
+    assert {drop.reason for drop in drops} == {DropReason.NO_ROOM}
+    assert isinstance(run(store.get(kept, empty_like(small))), Hit)
+    assert store.stats()["breaker_opened"] == 0
+    assert store.stats()["dropped_no_room"] == len(drops)
+    assert not [name for name in connect(server.address).scan_iter() if b":tmp:" in name]
+    run(store.close())
+
+
+@pytest.mark.parametrize("kind", ["ck", "kv"])
+def test_a_writer_cut_off_anywhere_leaves_the_object_whole_or_absent_and_nothing_for_ever(
+    server: EmbeddedServer,
+    connect: Connect,
+    cut_proxy: Callable[..., Any],
+    kind: str,
+    run: Run,
+    make_key: MakeKey,
+    make_parts: MakeParts,
+    empty_like: EmptyLike,
+) -> None:
+    parts, client, reader = make_parts(), connect(server.address), RedisStore(server.address)
+    num_cuts, num_whole = 0, 0
+    for up_bytes in range(0, 2800, 29):
+        key = make_key(kind)
+        proxy = cut_proxy(server.port, up_bytes=up_bytes)
+        writer = RedisStore(address_of(proxy.port, server.password))
+        outcome = run(writer.put(key, parts))
+        run(writer.close())
+        found = run(reader.get(key, empty_like(parts)))
+        assert isinstance(found, Hit) or found == Miss(MissReason.ABSENT), up_bytes
+        assert isinstance(found, Hit) or not isinstance(outcome, Stored)
+        num_cuts, num_whole = num_cuts + 1, num_whole + isinstance(found, Hit)
+    assert 0 < num_whole < num_cuts
+    assert [name for name in client.scan_iter() if client.pttl(name) == -1] == []
+    run(reader.close())
+
+
+@pytest.mark.parametrize("kind", ["ck", "kv"])
+def test_a_reader_cut_off_anywhere_misses_and_the_object_stays(
+    server: EmbeddedServer,
+    cut_proxy: Callable[..., Any],
+    kind: str,
+    run: Run,
+    make_key: MakeKey,
+    make_parts: MakeParts,
+    empty_like: EmptyLike,
+) -> None:
+    key, parts, plain = make_key(kind), make_parts(), RedisStore(server.address)
+    run(plain.put(key, parts))
+    num_misses = 0
+    for down_bytes in range(0, 600, 37):
+        proxy = cut_proxy(server.port, down_bytes=down_bytes)
+        store = RedisStore(address_of(proxy.port, server.password))
+        outcome = run(store.get(key, empty_like(parts)))
+        assert isinstance(outcome, Hit) or outcome.reason is MissReason.UNAVAILABLE
+        num_misses += isinstance(outcome, Miss)
+        run(store.close())
+    assert 0 < num_misses < 17
+    assert isinstance(run(plain.get(key, empty_like(parts))), Hit)
+    run(plain.close())
+
+
+def test_objects_and_temporaries_expire(
+    server: EmbeddedServer, connect: Connect, run: Run, make_key: MakeKey, make_parts: MakeParts
+) -> None:
+    client, parts = connect(server.address), make_parts()
+    store = RedisStore(server.address, ttl_s=100)
+    for key in (make_key("ck"), make_key("kv")):
+        run(store.put(key, parts))
+        assert TEMPORARY_TTL_MS < client.pttl(object_name(key)) <= 100_000
+        client.pexpire(object_name(key), 5_000)
+        run(store.put(key, parts))
+        assert client.pttl(object_name(key)) > 5_000
+    run(store.close())
+
+
+def test_an_object_and_its_temporary_share_a_cluster_slot(
+    server: EmbeddedServer, connect: Connect, make_key: MakeKey
+) -> None:
+    key, client = make_key(), connect(server.address)
+    slots = {client.execute_command("CLUSTER KEYSLOT", name) for name in (object_name(key), temporary_name(key))}
+    assert len(slots) == 1
+
+
+def test_puts_beyond_the_bytes_in_flight_are_dropped_not_queued(
+    server: EmbeddedServer, run: Run, make_key: MakeKey, make_parts: MakeParts
+) -> None:
+    parts = make_parts(rec=("uint8", (1_000_000,)))
+    store = RedisStore(server.address, max_in_flight_bytes=2_500_000)
+
+    async def many() -> list[Any]:
+        return list(await asyncio.gather(*(store.put(make_key(), parts) for _ in range(5))))
+
+    outcomes = run(many())
+    assert sum(isinstance(outcome, Stored) for outcome in outcomes) == 2
+    assert {outcome.reason for outcome in outcomes if isinstance(outcome, Dropped)} == {DropReason.NO_ROOM}
+    assert store.stats()["in_flight_bytes"] == 0
+    run(store.close())
+
+
+def test_closing_amid_calls_ends_them_as_results(
+    start_server: StartServer, run: Run, make_key: MakeKey, make_parts: MakeParts, empty_like: EmptyLike
+) -> None:
+    server, parts = start_server(), make_parts()
+    store = RedisStore(address_of(server.port, server.password))
+    assert server.pid is not None
+
+    async def close_amid() -> list[Any]:
+        calls = [asyncio.create_task(store.get(make_key(), empty_like(parts))) for _ in range(6)]
+        await asyncio.sleep(0.05)
+        await store.close()
+        return list(await asyncio.gather(*calls))
+
+    os.kill(server.pid, signal.SIGSTOP)
+    outcomes = run(close_amid())
+    os.kill(server.pid, signal.SIGCONT)
+    assert all(isinstance(outcome, Miss) for outcome in outcomes)
+
+
+def test_cancelling_a_call_cancels_it(
+    start_server: StartServer, run: Run, make_key: MakeKey, make_parts: MakeParts, empty_like: EmptyLike
+) -> None:
+    server, parts = start_server(), make_parts()
+    store = RedisStore(address_of(server.port, server.password))
+    assert server.pid is not None
+
+    async def cancel() -> bool:
+        call = asyncio.create_task(store.get(make_key(), empty_like(parts)))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        await asyncio.wait([call])
+        return call.cancelled()
+
+    os.kill(server.pid, signal.SIGSTOP)
+    was_cancelled = run(cancel())
+    os.kill(server.pid, signal.SIGCONT)
+    assert was_cancelled
+    run(store.close())
