@@ -38,14 +38,23 @@ NAMESPACE = bytes(32)
 FAKE_VOCAB = 97
 
 
+def _digest(*parts: bytes, size: int = 16) -> bytes:
+    return hashlib.blake2b(b"|".join(parts), digest_size=size).digest()
+
+
 @dataclass
 class FakeSlot:
-    """`digest` stands for the tokens up to the last block boundary, `open_tokens` are those since."""
+    """`digest` stands for the tokens up to the last block boundary, `running` for all; `last` are three tokens."""
 
     position: int = 0
     digest: bytes = bytes(16)
     conv: tuple[int, ...] = (0, 0, 0)
-    open_tokens: list[int] = field(default_factory=list)
+    running: bytes = b""
+    last: tuple[int, ...] = (0, 0, 0)
+
+    def __post_init__(self) -> None:
+        self.running = _digest(self.digest, repr(self.conv).encode())
+        self.last = self.conv
 
 
 class FakeBackend:
@@ -58,7 +67,7 @@ class FakeBackend:
         self._shapes = StateShapes(1, 2, 2, 2, 2, 4, 1, 1, 2, torch.float32)
         self._limits = BackendLimits(num_slots, num_blocks, max_model_len, FAKE_VOCAB)
         self._slots: list[FakeSlot | None] = [None] * num_slots
-        self._kv = torch.full((num_blocks * BLOCK_TOKENS, 2, 2), torch.nan)
+        self._kv = np.full((num_blocks * BLOCK_TOKENS, 2, 2), np.nan, dtype=np.float32)
         self.num_forwards = 0
         self.num_tokens = 0
         self.max_rows = 0
@@ -81,8 +90,9 @@ class FakeBackend:
             slot = self._live(row.slot)
             if row.start != slot.position:
                 raise BackendError(f"slot {row.slot} stands at {slot.position}, the row starts at {row.start}")
-            for i, token in enumerate(tokens[offset : offset + row.count].tolist()):
-                self._advance(slot, token, row.block_table, row.start + i)
+            places = self._places(row.block_table, row.start, row.start + row.count)
+            for token, place in zip(tokens[offset : offset + row.count].tolist(), places.tolist(), strict=True):
+                self._advance(slot, token, place)
                 if slot.position in row.checkpoint_after:
                     states[index, slot.position] = self.read_state(row.slot)
             offset += row.count
@@ -111,10 +121,10 @@ class FakeBackend:
         self._slots[slot] = FakeSlot(state.position, digest, tuple(int(token) for token in channels[0]))
 
     def read_kv(self, blocks: Sequence[int], start: int, stop: int, out: torch.Tensor) -> None:
-        out[0, 0] = self._kv[self._places(blocks, start, stop)].transpose(0, 1)
+        out[0, 0] = torch.from_numpy(self._kv[self._places(blocks, start, stop)]).transpose(0, 1)
 
     def write_kv(self, blocks: Sequence[int], start: int, stop: int, source: torch.Tensor) -> None:
-        self._kv[self._places(blocks, start, stop)] = source[0, 0].transpose(0, 1)
+        self._kv[self._places(blocks, start, stop)] = source[0, 0].transpose(0, 1).numpy()
 
     def fill_slots_with_garbage(self) -> None:
         """What an earlier holder may leave behind."""
@@ -126,28 +136,24 @@ class FakeBackend:
             raise BackendError(f"slot {slot} was freed or never restored")
         return live
 
-    def _places(self, blocks: Sequence[int] | npt.NDArray[np.int32], start: int, stop: int) -> torch.Tensor:
+    def _places(self, blocks: Sequence[int] | npt.NDArray[np.int32], start: int, stop: int) -> npt.NDArray[np.int64]:
         positions = np.arange(start, stop)
-        table = np.asarray(blocks)
+        table = np.asarray(blocks, dtype=np.int64)
         assert (table > 0).all(), "block 0 belongs to nobody"
-        return torch.from_numpy(table[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS)
+        return table[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
 
-    def _advance(self, slot: FakeSlot, token: int, table: npt.NDArray[np.int32], position: int) -> None:
-        slot.open_tokens.append(token)
+    def _advance(self, slot: FakeSlot, token: int, place: int) -> None:
+        slot.running = _digest(slot.running, b"%d" % token)
+        slot.last = (*slot.last[1:], token)
+        self._kv[place] = ((token, slot.position), (slot.running[0], slot.running[1]))
         slot.position += 1
-        past = hashlib.blake2b(repr((slot.digest, slot.conv, slot.open_tokens)).encode(), digest_size=2).digest()
-        place = self._places(table, position, position + 1)
-        self._kv[place] = torch.tensor([[token, position], [past[0], past[1]]], dtype=torch.float32)
         if slot.position % BLOCK_TOKENS == 0:
-            text = repr((slot.digest, slot.conv, slot.open_tokens)).encode()
-            slot.digest = hashlib.blake2b(text, digest_size=16).digest()
-            slot.conv = tuple(slot.open_tokens[-3:])
-            slot.open_tokens = []
+            slot.digest, slot.conv = slot.running, slot.last
+            slot.running = _digest(slot.digest, repr(slot.conv).encode())
 
     def _logits(self, slot: FakeSlot, table: npt.NDArray[np.int32]) -> torch.Tensor:
-        seen = self._kv[self._places(table, 0, slot.position)].numpy().tobytes()
-        text = repr((slot.position, slot.digest, slot.conv, slot.open_tokens)).encode() + seen
-        digest = hashlib.blake2b(text, digest_size=8).digest()
+        seen = self._kv[self._places(table, 0, slot.position)].tobytes()
+        digest = _digest(slot.running, b"%d" % slot.position, seen, size=8)
         return torch.from_numpy(np.random.default_rng(int.from_bytes(digest)).standard_normal(FAKE_VOCAB)).float()
 
 
@@ -216,6 +222,12 @@ def make_prompt(length: int, seed: int = 0, vocab: int = FAKE_VOCAB) -> npt.NDAr
     return np.random.default_rng(seed).integers(0, vocab, length).astype(np.int32)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_torch_thread() -> None:
+    """Two threads on a busy machine spend their time waiting for each other."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def fake_backend() -> type[FakeBackend]:
     return FakeBackend
@@ -251,7 +263,6 @@ def demo_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_model(demo_path: Path) -> QwenHybrid:
-    torch.set_num_threads(1)
     config = read_config(demo_path)
     weights = load_weights(demo_path, config, RankSlice(), torch.float32)
     return QwenHybrid(config, weights, torch.float32, select_kernels(torch.float32, True), RankSlice(), None)
