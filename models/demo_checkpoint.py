@@ -84,23 +84,35 @@ def write_demo_checkpoint(
     `tie_word_embeddings=False`, ...). Memory peaks at one shard, 0.5 GiB.
     Raises `ValueError` for an unknown family or size, `FileExistsError` for a directory with something in it.
     """
-    if family not in FAMILIES or size not in SIZES:
-        raise ValueError(f"family {family!r}, size {size!r}: expected one of {list(FAMILIES)} and of {list(SIZES)}")
     if directory.exists() and any(directory.iterdir()):
         raise FileExistsError(f"{directory}: not empty; choose another directory or delete it")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    layout = FAMILIES[family]
-    text = _text_config(layout, SIZES[size]) | overrides
+    content = demo_config(family, size, dtype, **overrides)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
         unfinished = Path(scratch) / directory.name
         unfinished.mkdir()
-        _write_json(unfinished / "config.json", _config(family, layout, text, dtype))
+        _write_json(unfinished / "config.json", content)
         _write_json(unfinished / "generation_config.json", _generation_config())
-        write_tokenizer(unfinished, text["max_position_embeddings"])
         config = read_config(unfinished)
-        write_shards(unfinished, _weights(config, layout, dtype, seed), MAX_SHARD_BYTES)
+        write_tokenizer(unfinished, config.max_position_embeddings)
+        write_shards(unfinished, _weights(config, FAMILIES[family], dtype, seed), MAX_SHARD_BYTES)
         unfinished.replace(directory)
-    return config
+    return read_config(directory)
+
+
+def demo_config(family: str, size: str, dtype: torch.dtype = torch.bfloat16, **overrides: Any) -> dict[str, Any]:
+    """The config.json of a demo checkpoint; raises `ValueError` for an unknown family or size."""
+    if family not in FAMILIES or size not in SIZES:
+        raise ValueError(f"family {family!r}, size {size!r}: expected one of {list(FAMILIES)} and of {list(SIZES)}")
+    layout = FAMILIES[family]
+    text = _text_config(layout, SIZES[size]) | overrides
+    top = {"architectures": [layout.architecture], "model_type": family, "dtype": str(dtype).removeprefix("torch.")}
+    if not layout.nested:
+        return top | text
+    return top | {
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "text_config": {"model_type": f"{family}_text"} | text,
+    }
 
 
 def _generation_config() -> dict[str, Any]:
@@ -151,16 +163,6 @@ def _rope_fields(layout: DemoFamily) -> dict[str, Any]:
     """Qwen3-Next ships the flat fields, the later families `rope_parameters`."""
     rope: dict[str, Any] = {"rope_theta": 10_000_000.0, "partial_rotary_factor": 0.25}
     return rope if layout.interleaved else {"rope_parameters": {"rope_type": "default", **rope}}
-
-
-def _config(family: str, layout: DemoFamily, text: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    top = {"architectures": [layout.architecture], "model_type": family, "dtype": str(dtype).removeprefix("torch.")}
-    if not layout.nested:
-        return top | text
-    return top | {
-        "tie_word_embeddings": text["tie_word_embeddings"],
-        "text_config": {"model_type": f"{family}_text"} | text,
-    }
 
 
 def _weights(

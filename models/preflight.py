@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from warmstate.models.checkpoint import CheckpointIndex, TensorEntry, read_index
+from warmstate.models.checkpoint import CheckpointIndex, TensorEntry, collector_paused, read_index
 from warmstate.models.config import ModelConfig, read_config
 from warmstate.models.dialects import Dialect, log_skipped, probe_dialect
 from warmstate.models.errors import CheckpointError, MissingFile, TensorMismatch, UnsupportedCheckpoint
@@ -38,6 +38,7 @@ class CheckpointSummary:
         return self.num_parameters * itemsize
 
 
+@collector_paused()
 def preflight(path: Path) -> CheckpointSummary:
     """Checks everything that can be known without reading weights: files, sizes, names, shapes, dtypes, tokenizer.
 
