@@ -1,8 +1,10 @@
 """Engines over a tiny real model, and over a fake backend that is exact about what it was given."""
 
+import asyncio
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import pytest
 import torch
 
 from warmstate.cache_store.keys import chain_root, prefix_keys
+from warmstate.cache_store.memory_store import MemoryStore
+from warmstate.cache_store.store import CheckpointStore
 from warmstate.kernels.select import select_kernels
 from warmstate.models.backend import (
     BLOCK_TOKENS,
@@ -33,6 +37,8 @@ from warmstate.models.torch_backend import TorchBackend
 from warmstate.replicas.config import CacheConfig, EngineConfig
 from warmstate.replicas.engine import Engine
 from warmstate.replicas.messages import GenerateRequest, SamplingParams, TokenLogprobs
+from warmstate.replicas.state_codec import CheckpointNames
+from warmstate.replicas.store_link import StoreLink
 
 NAMESPACE = bytes(32)
 FAKE_VOCAB = 97
@@ -202,6 +208,41 @@ def run(engine: Engine, requests: Iterable[GenerateRequest]) -> dict[str, Result
     return results
 
 
+class SharedIndex:
+    """A `StoreDirectory` that all replicas of a test look into."""
+
+    def __init__(self) -> None:
+        self.positions: dict[bytes, int] = {}
+
+    def find_deepest(self, keys: Sequence[bytes]) -> int:
+        return max((self.positions.get(key, 0) for key in keys), default=0)
+
+    def put(self, key: bytes, position: int) -> None:
+        self.positions[key] = position
+
+    def remove(self, key: bytes, position: int) -> None:
+        self.positions.pop(key, None)
+
+
+class Sharing:
+    """What replicas share in a test: a store, an index, and a loop in a thread for the traffic."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.index = SharedIndex()
+        self.memory = MemoryStore(64 << 20)
+
+    def link(self, backend: ModelBackend, store: CheckpointStore | None = None, **options: Any) -> StoreLink:
+        """One replica's link; to this object's own store unless another is given."""
+        names = CheckpointNames(NAMESPACE, backend.shapes.num_head_groups)
+        timeout_s = options.pop("timeout_s", 5.0)
+        return StoreLink(store or self.memory, self.index, names, self.loop, timeout_s, **options)
+
+    def drain(self, link: StoreLink) -> None:
+        """Waits until everything that was published has arrived."""
+        asyncio.run_coroutine_threadsafe(link.drain(), self.loop).result(timeout=30)
+
+
 _ids = itertools.count()
 
 
@@ -251,6 +292,17 @@ def run_requests() -> Callable[..., dict[str, Result]]:
 @pytest.fixture(scope="session")
 def collect_step() -> Callable[..., bool]:
     return collect
+
+
+@pytest.fixture
+def sharing() -> Iterator[Sharing]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield Sharing(loop)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
 @pytest.fixture(scope="session")
