@@ -58,7 +58,7 @@ def open_client(address: StoreAddress, max_connections: int, timeout_s: float | 
         )
     except ValueError as error:
         raise StoreUnavailable(f"store URL {address.location} is not usable: {error}") from error
-    return redis.Redis(connection_pool=pool)
+    return redis.Redis.from_pool(pool)
 
 
 def _encode(value: bytes | memoryview | str | int) -> bytes | memoryview:

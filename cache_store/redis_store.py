@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any, TypeVar
 
 import redis
@@ -66,6 +67,8 @@ class RedisStore:
         self._counts: Counter[str] = Counter()
         self._seconds: dict[str, float] = {"get_seconds": 0.0, "put_seconds": 0.0}
         self._in_flight_bytes = 0
+        self._lock = Lock()
+        self._num_running = 0
         self._closed = False
 
     async def get(self, key: ObjectKey, into: Mapping[str, Part]) -> Hit | Miss:
@@ -101,7 +104,10 @@ class RedisStore:
         if not self._closed:
             self._closed = True
             self._threads.shutdown(wait=False, cancel_futures=True)
-            self._client.close()
+            with self._lock:
+                is_idle = self._num_running == 0
+            if is_idle:
+                self._client.close()
 
     def stats(self) -> dict[str, float]:
         """Counters since the start by outcome, bytes, seconds spent, and the state of breaker and queue now."""
@@ -192,7 +198,21 @@ class RedisStore:
     async def _on_thread(self, work: Callable[..., _Result], *args: Any) -> _Result:
         if self._closed:
             raise StoreUnavailable("the store was closed")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._call, work, *args)
+
+    def _call(self, work: Callable[..., _Result], *args: Any) -> _Result:
+        """Runs on a private thread. After `close` the last one to come back closes the connections: to close one that
+        another thread is using would surprise the client library."""
+        with self._lock:
+            self._num_running += 1
+        try:
+            return work(*args)
+        finally:
+            with self._lock:
+                self._num_running -= 1
+                is_last = self._closed and self._num_running == 0
+            if is_last:
+                self._client.close()
 
 
 def _current_task_is_cancelled() -> bool:

@@ -13,9 +13,7 @@ import redis
 from warmstate.cache_store.breaker import Breaker
 from warmstate.cache_store.embedded import EmbeddedServer
 from warmstate.cache_store.keys import ObjectKey
-from warmstate.cache_store.names import object_name, temporary_name
 from warmstate.cache_store.redis_client import StoreAddress
-from warmstate.cache_store.redis_objects import TEMPORARY_TTL_MS
 from warmstate.cache_store.redis_store import RedisStore
 from warmstate.cache_store.store import Dropped, DropReason, Hit, Miss, MissReason, Part, Stored
 
@@ -177,81 +175,6 @@ def test_a_full_server_drops_the_put_and_still_serves_reads(
     run(store.close())
 
 
-@pytest.mark.parametrize("kind", ["ck", "kv"])
-def test_a_writer_cut_off_anywhere_leaves_the_object_whole_or_absent_and_nothing_for_ever(
-    server: EmbeddedServer,
-    connect: Connect,
-    cut_proxy: Callable[..., Any],
-    kind: str,
-    run: Run,
-    make_key: MakeKey,
-    make_parts: MakeParts,
-    empty_like: EmptyLike,
-) -> None:
-    parts, client, reader = make_parts(), connect(server.address), RedisStore(server.address)
-    num_cuts, num_whole = 0, 0
-    for up_bytes in range(0, 2800, 29):
-        key = make_key(kind)
-        proxy = cut_proxy(server.port, up_bytes=up_bytes)
-        writer = RedisStore(address_of(proxy.port, server.password))
-        outcome = run(writer.put(key, parts))
-        run(writer.close())
-        found = run(reader.get(key, empty_like(parts)))
-        assert isinstance(found, Hit) or found == Miss(MissReason.ABSENT), up_bytes
-        assert isinstance(found, Hit) or not isinstance(outcome, Stored)
-        num_cuts, num_whole = num_cuts + 1, num_whole + isinstance(found, Hit)
-    assert 0 < num_whole < num_cuts
-    assert [name for name in client.scan_iter() if client.pttl(name) == -1] == []
-    run(reader.close())
-
-
-@pytest.mark.parametrize("kind", ["ck", "kv"])
-def test_a_reader_cut_off_anywhere_misses_and_the_object_stays(
-    server: EmbeddedServer,
-    cut_proxy: Callable[..., Any],
-    kind: str,
-    run: Run,
-    make_key: MakeKey,
-    make_parts: MakeParts,
-    empty_like: EmptyLike,
-) -> None:
-    key, parts, plain = make_key(kind), make_parts(), RedisStore(server.address)
-    run(plain.put(key, parts))
-    num_misses = 0
-    for down_bytes in range(0, 600, 37):
-        proxy = cut_proxy(server.port, down_bytes=down_bytes)
-        store = RedisStore(address_of(proxy.port, server.password))
-        outcome = run(store.get(key, empty_like(parts)))
-        assert isinstance(outcome, Hit) or outcome.reason is MissReason.UNAVAILABLE
-        num_misses += isinstance(outcome, Miss)
-        run(store.close())
-    assert 0 < num_misses < 17
-    assert isinstance(run(plain.get(key, empty_like(parts))), Hit)
-    run(plain.close())
-
-
-def test_objects_and_temporaries_expire(
-    server: EmbeddedServer, connect: Connect, run: Run, make_key: MakeKey, make_parts: MakeParts
-) -> None:
-    client, parts = connect(server.address), make_parts()
-    store = RedisStore(server.address, ttl_s=100)
-    for key in (make_key("ck"), make_key("kv")):
-        run(store.put(key, parts))
-        assert TEMPORARY_TTL_MS < client.pttl(object_name(key)) <= 100_000
-        client.pexpire(object_name(key), 5_000)
-        run(store.put(key, parts))
-        assert client.pttl(object_name(key)) > 5_000
-    run(store.close())
-
-
-def test_an_object_and_its_temporary_share_a_cluster_slot(
-    server: EmbeddedServer, connect: Connect, make_key: MakeKey
-) -> None:
-    key, client = make_key(), connect(server.address)
-    slots = {client.execute_command("CLUSTER KEYSLOT", name) for name in (object_name(key), temporary_name(key))}
-    assert len(slots) == 1
-
-
 def test_puts_beyond_the_bytes_in_flight_are_dropped_not_queued(
     server: EmbeddedServer, run: Run, make_key: MakeKey, make_parts: MakeParts
 ) -> None:
@@ -306,3 +229,27 @@ def test_cancelling_a_call_cancels_it(
     os.kill(server.pid, signal.SIGCONT)
     assert was_cancelled
     run(store.close())
+
+
+@pytest.mark.parametrize("is_stalled", [False, True])
+def test_a_closed_store_leaves_no_connection_behind(
+    start_server: StartServer,
+    connect: Connect,
+    eventually: Callable[[Callable[[], bool]], None],
+    is_stalled: bool,
+    run: Run,
+    make_key: MakeKey,
+    make_parts: MakeParts,
+    empty_like: EmptyLike,
+) -> None:
+    server, parts = start_server(), make_parts()
+    store = RedisStore(address_of(server.port, server.password))
+    run(store.put(make_key(), parts))
+    assert server.pid is not None
+    if is_stalled:
+        os.kill(server.pid, signal.SIGSTOP)
+        run(store.get(make_key(), empty_like(parts)))
+    run(store.close())
+    os.kill(server.pid, signal.SIGCONT)
+    client = connect(server.address)
+    eventually(lambda: len(client.client_list()) == 1)
