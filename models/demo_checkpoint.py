@@ -165,11 +165,10 @@ def _rope_fields(layout: DemoFamily) -> dict[str, Any]:
     return rope if layout.interleaved else {"rope_parameters": {"rope_type": "default", **rope}}
 
 
-def _weights(
-    config: ModelConfig, layout: DemoFamily, dtype: torch.dtype, seed: int
-) -> Iterator[tuple[str, torch.Tensor]]:
+def demo_dialect(config: ModelConfig, layout: DemoFamily) -> Dialect:
+    """The dialect in which the official checkpoints of a family are written."""
     experts: ExpertLayout = "per_expert" if layout.interleaved else "fused"
-    dialect = Dialect(
+    return Dialect(
         tensors={},
         disk_names={},
         gdn="interleaved" if layout.interleaved else "split",
@@ -178,7 +177,12 @@ def _weights(
         num_mtp_tensors=0,
         num_vision_tensors=0,
     )
-    for name, shape in expected_tensors(config, dialect):
+
+
+def _weights(
+    config: ModelConfig, layout: DemoFamily, dtype: torch.dtype, seed: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, shape in expected_tensors(config, demo_dialect(config, layout)):
         digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         tensor = _random_weight(name, shape, dtype, generator)

@@ -1,5 +1,8 @@
 """Tiny checkpoints written by transformers itself, with every weight that decides about state randomised."""
 
+import json
+import math
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers.models import qwen3_5, qwen3_5_moe, qwen3_next
 
-from warmstate.models.demo_checkpoint import write_demo_checkpoint
+from warmstate.models.config import read_config
+from warmstate.models.demo_checkpoint import FAMILIES, demo_config, demo_dialect, write_demo_checkpoint
+from warmstate.models.expected_tensors import expected_tensors
 
 HfCheckpoint = Callable[..., tuple[Path, Any]]
 DemoCheckpoint = Callable[..., Path]
@@ -130,3 +135,31 @@ def edit_tensors() -> EditTensors:
         save_file(tensors, path / "model.safetensors")
 
     return edit
+
+
+@pytest.fixture
+def hollow_checkpoint(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a bfloat16 checkpoint of demo size "1.2b" whose weights are a hole in one file: large, and written at once.
+
+    `hollow_checkpoint(family, **config overrides)`; every weight is zero.
+    """
+
+    def make(family: str, **overrides: Any) -> Path:
+        path = tmp_path / f"hollow-{family}"
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(demo_config(family, "1.2b", **overrides)))
+        config = read_config(path)
+        header: dict[str, Any] = {}
+        start = 0
+        for name, shape in expected_tensors(config, demo_dialect(config, FAMILIES[family])):
+            stop = start + 2 * math.prod(shape)
+            disk_name = name if name == "lm_head.weight" else f"model.{name}"
+            header[disk_name] = {"dtype": "BF16", "shape": shape, "data_offsets": (start, stop)}
+            start = stop
+        encoded = json.dumps(header).encode()
+        with (path / "model.safetensors").open("wb") as file:
+            file.write(struct.pack("<Q", len(encoded)) + encoded)
+            file.truncate(8 + len(encoded) + start)
+        return path
+
+    return make
