@@ -56,7 +56,7 @@ class IngressDeployment:
         self._store_view = StoreView(address, routing.table, self._index)
         self._client.view = self._store_view
 
-    async def _replica_stats(self) -> Mapping[str, Mapping[str, float]]:
+    def _replica_stats(self) -> Mapping[str, Mapping[str, float]]:
         return self._client.view.stats()
 
     async def __del__(self) -> None:

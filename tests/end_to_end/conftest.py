@@ -1,0 +1,147 @@
+"""A real `warmstate serve`: a process of its own, two replicas, a tiny float32 model, the embedded store."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import torch
+
+from warmstate.models.demo_checkpoint import write_demo_checkpoint
+
+START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 60
+REPLICA_HEADER = "x-warmstate-replica"
+
+
+class Server:
+    """The command and the ways to talk to it."""
+
+    def __init__(self, log_file: Path, *arguments: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_file = log_file
+        command = [str(Path(sys.executable).with_name("warmstate")), "serve", *arguments, "--port", str(self.port)]
+        with log_file.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        self.http = httpx.Client(base_url=self.url, timeout=120, limits=httpx.Limits(max_connections=64))
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def wait_until_ready(self, num_replicas: int) -> list[str]:
+        """Waits for the greeting and for so many ready replicas; returns their ids."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while "ready: http" not in self.log:
+            assert self.process.poll() is None, f"the server ended: {self.log}"
+            assert time.monotonic() < deadline, f"not ready in time: {self.log}"
+            time.sleep(0.1)
+        while len(ids := self.ready_ids()) < num_replicas:
+            assert time.monotonic() < deadline, f"{ids} are ready, {num_replicas} were expected"
+            time.sleep(0.2)
+        return ids
+
+    def ready_ids(self) -> list[str]:
+        replicas = self.http.get("/health").json()["replicas"]
+        return [replica_id for replica_id, phase in replicas.items() if phase["phase"] == "ready"]
+
+    def complete(self, prompt: str | list[int], replica_id: str | None = None, **fields: Any) -> httpx.Response:
+        """One plain completion, greedy unless `fields` say otherwise."""
+        body = {"prompt": prompt, "temperature": 0, "return_token_ids": True, **fields}
+        headers = {} if replica_id is None else {REPLICA_HEADER: replica_id}
+        return self.http.post("/v1/completions", json=body, headers=headers)
+
+    def metric(self, name: str, replica_id: str | None = None) -> float:
+        """The sum of a metric over all replicas, or its value at one."""
+        text = self.http.get("/metrics").text
+        lines = re.findall(rf"^(?:vllm:|warmstate:){re.escape(name)}(?:_total)?(\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        return sum(float(value) for labels, value in lines if replica_id is None or f'"{replica_id}"' in labels)
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Those of the server's processes whose title or command line begins with `name`."""
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        return [process for process in found if _title(process).startswith(name)]
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Sends a signal and waits; fails when a process of the server remains."""
+        self.http.close()
+        descendants = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(number)
+        code = self.process.wait(STOP_TIMEOUT_S)
+        remaining = [_title(process) for process in descendants if is_alive(process)]
+        assert not remaining, f"still there: {remaining}"
+        return code
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return ""
+    return f"{Path(words[0]).name} {' '.join(words[1:])}".strip() if words else ""
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "demo"
+    write_demo_checkpoint(directory, dtype=torch.float32)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Shared by all tests; one that kills a replica leaves it to the next to wait for its successor."""
+    running = Server(tmp_path_factory.mktemp("server") / "log", str(checkpoint), "--replicas", "2")
+    try:
+        running.wait_until_ready(2)
+        yield running
+    except BaseException:
+        running.process.kill()
+        raise
+    assert running.stop() == 0, running.log
+
+
+@pytest.fixture
+def replica_ids(server: Server) -> list[str]:
+    return server.wait_until_ready(2)
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """Waits for something to become true, for what is told once a second."""
+
+    def wait(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "it did not become true in time"
+            time.sleep(0.1)
+
+    return wait
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The JSON of every server-sent event up to [DONE]."""
+    lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
