@@ -1,0 +1,82 @@
+"""Buffers are the caller's again as soon as the call has returned, whatever a late thread still does."""
+
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis
+
+from warmstate.cache_store.embedded import EmbeddedServer
+from warmstate.cache_store.keys import ObjectKey
+from warmstate.cache_store.names import object_name
+from warmstate.cache_store.redis_client import StoreAddress
+from warmstate.cache_store.redis_objects import Loan, ObjectReader, ObjectWriter
+from warmstate.cache_store.redis_store import RedisStore
+from warmstate.cache_store.store import Dropped, DropReason, Miss, MissReason, Part, Stored
+
+Connect = Callable[[StoreAddress], redis.Redis]
+MakeKey = Callable[..., ObjectKey]
+MakeParts = Callable[..., dict[str, Part]]
+EmptyLike = Callable[[dict[str, Part]], dict[str, Part]]
+
+
+def writer_of(client: redis.Redis, key: ObjectKey, parts: dict[str, Part], loan: Loan) -> ObjectWriter:
+    return ObjectWriter(client, key, parts, loan, epoch=1, ttl_ms=60_000)
+
+
+@pytest.mark.parametrize("kind", ["ck", "kv"])
+def test_a_late_reader_does_not_touch_the_buffers(
+    server: EmbeddedServer,
+    connect: Connect,
+    kind: str,
+    make_key: MakeKey,
+    make_parts: MakeParts,
+    empty_like: EmptyLike,
+) -> None:
+    client, key, parts, loan = connect(server.address), make_key(kind), make_parts(), Loan()
+    into = empty_like(parts)
+    assert isinstance(writer_of(client, key, parts, loan).publish(), Stored)
+    loan.close()
+    assert ObjectReader(client, key, into, loan).read_small() is None
+    assert all(set(bytes(part.data)) == {0xA5} for part in into.values())
+
+
+@pytest.mark.parametrize("kind", ["ck", "kv"])
+def test_a_late_writer_publishes_nothing_and_leaves_no_temporary(
+    server: EmbeddedServer, connect: Connect, kind: str, make_key: MakeKey, make_parts: MakeParts
+) -> None:
+    client, key, loan = connect(server.address), make_key(kind), Loan()
+    loan.close()
+    outcome = writer_of(client, key, make_parts(), loan).publish()
+    assert isinstance(outcome, Dropped)
+    assert outcome.reason is DropReason.TIMEOUT
+    assert not client.exists(object_name(key))
+    assert not list(client.scan_iter(match=f"*{key.prefix.hex()}*", count=1000))
+
+
+def test_a_server_that_trickles_costs_one_timeout(
+    run: Callable[[Awaitable[Any]], Any], make_key: MakeKey, make_parts: MakeParts, empty_like: EmptyLike
+) -> None:
+    """Every byte comes in time for the socket; only the whole never comes."""
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def trickle() -> None:
+            client, _ = listener.accept()
+            with client:
+                client.sendall(b"*3\r\n$1000000\r\n")
+                while not done.wait(0.1):
+                    client.sendall(b"x")
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        port = listener.getsockname()[1]
+        store = RedisStore(StoreAddress(f"redis://127.0.0.1:{port}/0", operation_timeout_s=0.5))
+        outcome = run(store.get(make_key(), empty_like(make_parts())))
+        done.set()
+        thread.join()
+        run(store.close())
+    assert isinstance(outcome, Miss)
+    assert outcome.reason is MissReason.TIMEOUT
