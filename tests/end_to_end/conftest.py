@@ -1,6 +1,6 @@
 """A real `warmstate serve`: a process of its own, two replicas, a tiny float32 model, the embedded store."""
 
-import json
+import os
 import re
 import signal
 import socket
@@ -20,6 +20,7 @@ from warmstate.models.demo_checkpoint import write_demo_checkpoint
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 60
+ORPHAN_TIMEOUT_S = 30
 REPLICA_HEADER = "x-warmstate-replica"
 
 
@@ -32,7 +33,7 @@ class Server:
         self.log_file = log_file
         command = [str(Path(sys.executable).with_name("warmstate")), "serve", *arguments, "--port", str(self.port)]
         with log_file.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         self.http = httpx.Client(base_url=self.url, timeout=120, limits=httpx.Limits(max_connections=64))
 
     @property
@@ -72,14 +73,15 @@ class Server:
         found = psutil.Process(self.process.pid).children(recursive=True)
         return [process for process in found if _title(process).startswith(name)]
 
-    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
-        """Sends a signal and waits; fails when a process of the server remains."""
-        self.http.close()
+    def stop(self, number: signal.Signals) -> int:
+        """Sends a signal to the whole process group, as a terminal does; fails when a process of the server remains."""
         descendants = psutil.Process(self.process.pid).children(recursive=True)
-        self.process.send_signal(number)
+        os.killpg(self.process.pid, number)
         code = self.process.wait(STOP_TIMEOUT_S)
-        remaining = [_title(process) for process in descendants if is_alive(process)]
-        assert not remaining, f"still there: {remaining}"
+        gone, remaining = psutil.wait_procs(descendants, timeout=ORPHAN_TIMEOUT_S)
+        assert not remaining, f"still there: {[_title(process) for process in remaining]}"
+        assert len(gone) > 1
+        self.http.close()
         return code
 
 
@@ -89,10 +91,6 @@ def _title(process: psutil.Process) -> str:
     except psutil.Error:
         return ""
     return f"{Path(words[0]).name} {' '.join(words[1:])}".strip() if words else ""
-
-
-def is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def free_port() -> int:
@@ -116,10 +114,19 @@ def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     try:
         running.wait_until_ready(2)
         yield running
-    except BaseException:
+        assert running.stop(signal.SIGINT) == 0, running.log
+    finally:
         running.process.kill()
-        raise
-    assert running.stop() == 0, running.log
+
+
+@pytest.fixture
+def private_server(checkpoint: Path, tmp_path: Path) -> Iterator[Server]:
+    """One replica and no store, for tests of how it ends; not yet ready."""
+    running = Server(tmp_path / "log", str(checkpoint), "--replicas", "1", "--no-store")
+    try:
+        yield running
+    finally:
+        running.process.kill()
 
 
 @pytest.fixture
@@ -138,10 +145,3 @@ def eventually() -> Callable[..., None]:
             time.sleep(0.1)
 
     return wait
-
-
-def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The JSON of every server-sent event up to [DONE]."""
-    lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
