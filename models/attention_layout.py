@@ -25,33 +25,44 @@ def build_query_tiles(
     """One group of query tiles for the plan rows of few tokens, one for the others.
 
     In deterministic mode a product has a multiple of 16 rows and keys come in tiles of 512: the order of summation, and
-    so every bit, is then the same for any grouping (see `linear_torch.ROW_QUANTUM`).
+    so every bit, is then the same for any grouping (see `linear_torch.ROW_QUANTUM`). A batch of one product is padded
+    to two, because MKL may cut a lone product along the sum when it has three threads or more.
     """
+    least_tiles = -(-2 // num_kv_heads) if deterministic else 1
     few_rows = 16 // math.gcd(16, num_heads // num_kv_heads) if deterministic else 1
     few = [i for i, row in enumerate(plan.rows) if row.count <= few_rows]
     many = [i for i, row in enumerate(plan.rows) if row.count > few_rows]
     groups = []
     if few:
         key_tile = KEY_TILE_TOKENS if deterministic else DECODE_KEY_TILE_TOKENS
-        groups.append(_group(plan.rows, few, firsts, few_rows, num_kv_heads, key_tile))
+        groups.append(_group(plan.rows, few, firsts, few_rows, num_kv_heads, key_tile, least_tiles))
     if many:
         longest = max(plan.rows[i].count for i in many)
         num_rows = _SHORT_ROWS if longest <= _SHORT_ROWS else _LONG_ROWS
-        groups.append(_group(plan.rows, many, firsts, num_rows, num_kv_heads, KEY_TILE_TOKENS))
+        groups.append(_group(plan.rows, many, firsts, num_rows, num_kv_heads, KEY_TILE_TOKENS, least_tiles))
     return tuple(groups)
 
 
 def _group(
-    rows: Sequence[PlanRow], members: list[int], firsts: Indices, num_rows: int, num_kv_heads: int, key_tile: int
+    rows: Sequence[PlanRow],
+    members: list[int],
+    firsts: Indices,
+    num_rows: int,
+    num_kv_heads: int,
+    key_tile: int,
+    least_tiles: int,
 ) -> QueryTiles:
     tiles = [(i, offset) for i in members for offset in range(0, rows[i].count, num_rows)]
+    num_real = len(tiles)
+    tiles += tiles[:1] * (least_tiles - num_real)
     tiles.sort(key=lambda tile: -_last_position(rows[tile[0]], tile[1], num_rows))
     row_of_tile = np.array([i for i, _ in tiles], dtype=np.int64)
     offsets = np.array([offset for _, offset in tiles], dtype=np.int64)
     counts = np.array([rows[i].count for i, _ in tiles], dtype=np.int64)
     starts = np.array([rows[i].start for i, _ in tiles], dtype=np.int64)
     within = offsets[:, None] + np.arange(num_rows)
-    real = (within < counts[:, None]).reshape(-1)
+    real = within < counts[:, None]
+    real[num_real:] = False
     within = np.minimum(within, counts[:, None] - 1)
     tokens = (firsts[row_of_tile][:, None] + within).reshape(-1)
     last = starts + np.minimum(offsets + num_rows, counts) - 1
@@ -60,12 +71,12 @@ def _group(
     return QueryTiles(
         tokens=torch.from_numpy(tokens),
         positions=torch.from_numpy(starts[:, None] + within),
-        rows=torch.from_numpy(np.flatnonzero(real)),
-        row_tokens=torch.from_numpy(tokens[real]),
+        rows=torch.from_numpy(np.flatnonzero(real.reshape(-1))),
+        row_tokens=torch.from_numpy(tokens[real.reshape(-1)]),
         key_tiles=tuple(
             KeyTile(
                 start=j * key_tile,
-                num_query_tiles=(num := int((num_key_tiles > j).sum())),
+                num_query_tiles=(num := max(least_tiles, int((num_key_tiles > j).sum()))),
                 pages=torch.from_numpy(pages[j, :num].reshape(-1)),
                 masked=bool((starts + offsets)[:num].min() < (j + 1) * key_tile - 1),
             )

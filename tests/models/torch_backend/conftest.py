@@ -103,7 +103,7 @@ MakeDriver = Callable[..., Driver]
 
 @pytest.fixture
 def make_driver() -> MakeDriver:
-    """`make_driver(path, dtype=float32, deterministic=False, num_slots=8, num_blocks=160)`, memory poisoned with NaN."""
+    """`make_driver(path, dtype=float32, deterministic=False, num_slots=8, num_blocks=160)`; memory holds NaN."""
 
     def make(
         path: Path,
@@ -136,11 +136,12 @@ def random_tokens() -> Callable[[int, int], list[int]]:
     """`random_tokens(count, seed)`: ids below 96, the vocabulary of the tiny checkpoints."""
 
     def make(count: int, seed: int = 0) -> list[int]:
-        return np.random.default_rng(seed).integers(2, 96, count).tolist()
+        return [int(token) for token in np.random.default_rng(seed).integers(2, 96, count)]
 
     return make
 
 
 @pytest.fixture(autouse=True)
-def _few_threads() -> None:
-    torch.set_num_threads(2)
+def _one_thread() -> None:
+    """The models are tiny: more threads only wait for each other."""
+    torch.set_num_threads(1)

@@ -35,12 +35,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest, hf_checkpoint: Any) -> tuple[Any, Any]:
     family, overrides = CASES[request.param]
-    return hf_checkpoint(family, seed=3, **overrides)
+    made: tuple[Any, Any] = hf_checkpoint(family, seed=4, **overrides)
+    return made
 
 
 @torch.no_grad()
 def _expected(model: Any, tokens: list[int]) -> torch.Tensor:
-    return model(torch.tensor([tokens]), use_cache=False).logits[0].float()
+    logits: torch.Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0].float()
+    return logits
 
 
 def _close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
