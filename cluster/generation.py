@@ -33,9 +33,10 @@ class Generation:
         """What is new, all choices together; raises `GenerationFailed` or `ReplicaLost`."""
         async for batch in self._fan_in.batches():
             touched = dict.fromkeys(index for index, _ in batch)
-            for index, delta in batch:
-                await self._feed(self.choices[index], delta)
+            failure = await self._feed_all(batch)
             yield [shown for index in touched if (shown := self.choices[index].take()) is not None]
+            if failure is not None:
+                raise failure
 
     def usage(self) -> Usage:
         """What was used so far."""
@@ -51,11 +52,17 @@ class Generation:
         """Cancels what is not finished. May be called again."""
         await self._fan_in.close()
 
+    async def _feed_all(self, batch: Sequence[tuple[int, TokenDelta]]) -> GenerationFailed | None:
+        """Returns the failure that the batch holds, so that what came before it can still be shown."""
+        for index, delta in batch:
+            if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+                return GenerationFailed(delta.error or "the replica gave the request up")
+            await self._feed(self.choices[index], delta)
+        return None
+
     async def _feed(self, choice: Choice, delta: TokenDelta) -> None:
         if choice.finish_reason is not None:
             return
-        if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-            raise GenerationFailed(delta.error or "the replica gave the request up")
         if delta.token_ids:
             self._timer.tokens_arrived(choice.index, len(delta.token_ids))
         choice.feed(delta)

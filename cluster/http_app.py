@@ -16,8 +16,8 @@ from warmstate.cluster.chat_service import ChatService, RequestContext
 from warmstate.cluster.errors import ApiError, GenerationFailed, InvalidRequest, NotFound
 from warmstate.cluster.health import health_report
 from warmstate.cluster.http_guard import REQUEST_ID_HEADER, RequestGuard, error_response, read_body
-from warmstate.cluster.http_metrics import ReplicaStats, StatsSource
 from warmstate.cluster.openai_api import ChatCompletionBody, CompletionBody, GenerationBody
+from warmstate.cluster.replica_series import ReplicaStats, StatsSource
 from warmstate.cluster.request_parsing import RequestParser
 from warmstate.cluster.streaming import CLIENT_LEFT, ClientLeft, EventStream, while_connected
 
@@ -28,7 +28,7 @@ BodyT = TypeVar("BodyT", bound=GenerationBody)
 Begin = Callable[[BodyT, RequestContext], Coroutine[Any, Any, Answer]]
 
 
-async def no_stats() -> ReplicaStats:
+def no_stats() -> ReplicaStats:
     """The figures of no replica at all."""
     return {}
 
@@ -77,13 +77,14 @@ class _Routes:
         return await self._answer(request, CompletionBody, self._service.complete)
 
     async def _answer(self, request: Request, kind: type[BodyT], begin: Begin[BodyT]) -> Response:
-        body = self._parser.parse(kind, await read_body(request, self._limits.max_body_bytes))
-        started = begin(body, _context(request))
+        content = await read_body(request, self._limits.max_body_bytes)
+        body = self._parser.parse(kind, content)
+        started = begin(body, _context(request, len(content)))
         if body.stream:
             answer = await while_connected(request.receive, started)
             return EventStream(answer, _headers(answer))
-        content, headers = await while_connected(request.receive, _whole(started))
-        return Response(content, headers=headers, media_type="application/json")
+        whole, headers = await while_connected(request.receive, _whole(started))
+        return Response(whole, headers=headers, media_type="application/json")
 
     async def models(self) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
@@ -111,7 +112,7 @@ class _Routes:
         return JSONResponse(report.fields(), 200 if report.is_ready else 503, headers)
 
     async def metrics(self) -> Response:
-        text = self._service.metrics.text(await self._replica_stats())
+        text = self._service.metrics.text(self._replica_stats())
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def version(self) -> Response:
@@ -151,11 +152,12 @@ async def _client_left(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_LEFT)
 
 
-def _context(request: Request) -> RequestContext:
+def _context(request: Request, body_bytes: int) -> RequestContext:
     return RequestContext(
         request_id=request.state.request_id,
         tenant=request.state.tenant,
         replica_id=request.headers.get(REPLICA_HEADER) or None,
+        body_bytes=body_bytes,
     )
 
 

@@ -1,16 +1,10 @@
 """Owns what the HTTP API counts and times, under vLLM's names, and the text of `/metrics`. Knows no request field."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-ReplicaStats = Mapping[str, Mapping[str, float]]
-"""Figures of each replica by its id; names are full metric names, those of counters end in "_total"."""
-
-StatsSource = Callable[[], Awaitable[ReplicaStats]]
+from warmstate.cluster.replica_series import ReplicaCollector, ReplicaStats
 
 _TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -58,7 +52,7 @@ class HttpMetrics:
     def text(self, stats: ReplicaStats) -> bytes:
         """The Prometheus exposition of this process's series and of the replicas' figures."""
         replicas = CollectorRegistry()
-        replicas.register(_ReplicaCollector(stats, self._model_name))
+        replicas.register(ReplicaCollector(stats, self._model_name))
         return generate_latest(self.registry) + generate_latest(replicas)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -96,25 +90,3 @@ class RequestTimer:
         """Records a prompt once its cached share is known."""
         self._metrics.prompt_tokens.inc(num_tokens)
         self._metrics.cached_tokens.inc(num_cached)
-
-
-class _ReplicaCollector(Collector):
-    def __init__(self, stats: ReplicaStats, model_name: str) -> None:
-        self._stats = stats
-        self._model_name = model_name
-
-    def collect(self) -> Iterator[Metric]:
-        names = sorted({name for figures in self._stats.values() for name in figures})
-        for name in names:
-            family = _family(name)
-            for replica_id, figures in sorted(self._stats.items()):
-                if name in figures:
-                    family.add_metric([self._model_name, replica_id], figures[name])
-            yield family
-
-
-def _family(name: str) -> CounterMetricFamily | GaugeMetricFamily:
-    labels = ["model_name", "replica"]
-    if name.endswith("_total"):
-        return CounterMetricFamily(name, "Of one replica.", labels=labels)
-    return GaugeMetricFamily(name, "Of one replica.", labels=labels)

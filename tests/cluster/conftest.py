@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from warmstate.cluster.chat_service import ChatService
 from warmstate.cluster.chat_template import ChatTemplate
-from warmstate.cluster.http_app import HttpLimits, build_http_app
+from warmstate.cluster.http_app import build_http_app
 from warmstate.cluster.model_card import ModelCard
 from warmstate.cluster.tokenizer import Tokenizer
 from warmstate.models.demo_chat_template import CHAT_TEMPLATE
@@ -165,9 +165,9 @@ def _running(app: ASGIApp) -> Iterator[str]:
 
 @pytest.fixture
 def serve(service: ChatService) -> Iterator[Callable[..., str]]:
-    """Serves the HTTP API with the limits given; returns its URL."""
+    """Serves the HTTP API with the arguments given to `build_http_app`; returns its URL."""
     with ExitStack() as stack:
-        yield lambda limits=HttpLimits(), **more: stack.enter_context(_running(build_http_app(service, limits, **more)))
+        yield lambda *args, **more: stack.enter_context(_running(build_http_app(service, *args, **more)))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Prompts are rendered as Hugging Face renders them, and marks stand where other prompts stop being the same."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ OPENS_THINK = """
 {%- if last.user < 0 %}{{ raise_exception('No user query found.') }}{% endif %}
 {%- for m in messages if m.role != 'system' %}
 {{- '<|im_start|>' + m.role + '\\n' }}
-{%- if m.role == 'assistant' and loop.index > last.user %}{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n' }}{% endif %}
+{%- if m.role == 'assistant' and loop.index > last.user %}
+{{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n' }}
+{%- endif %}
 {{- m.content + '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
@@ -48,10 +51,7 @@ def _parts(template: ChatTemplate, tokenizer: Tokenizer, messages: list[dict[str
     """The prompt's text, cut at its marks."""
     rendered = template.render(messages, ChatOptions(**options))
     cuts = [0, *rendered.marks, len(rendered.token_ids)]
-    return [
-        tokenizer.decode(rendered.token_ids[a:b], skip_special_tokens=False)
-        for a, b in zip(cuts, cuts[1:], strict=False)
-    ]
+    return [tokenizer.decode(rendered.token_ids[a:b], skip_special_tokens=False) for a, b in pairwise(cuts)]
 
 
 def test_marks_are_the_end_of_the_system_block_and_the_start_of_the_generation_prompt(
