@@ -1,6 +1,7 @@
 """A replica that says what the test wrote down, the demo tokenizer and template, and a real HTTP server around them."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -140,22 +141,26 @@ def service(
     service.close()
 
 
+class _Server(uvicorn.Server):
+    """Tells other threads when it takes connections."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.is_up.set()
+
+
 @contextmanager
 def _running(app: ASGIApp) -> Iterator[str]:
     """Serves `app` on a free port of the loopback interface; yields its URL."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", ws="none", lifespan="off")
-    server = uvicorn.Server(config)
-    started = threading.Event()
-    startup = server.startup
-
-    async def startup_and_tell(sockets: list[object] | None = None) -> None:
-        await startup(sockets=sockets)
-        started.set()
-
-    server.startup = startup_and_tell
+    server = _Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    assert started.wait(20), "the test server did not start"
+    assert server.is_up.wait(20), "the test server did not start"
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:

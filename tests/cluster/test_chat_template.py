@@ -102,7 +102,7 @@ def test_the_next_turn_begins_with_exactly_the_tokens_before_the_last_mark(
 def test_while_tools_are_used_what_survives_the_next_question_is_marked_too(
     opening: ChatTemplate, tokenizer: Tokenizer
 ) -> None:
-    conversation = [SYSTEM, USER, CALL, RESULT]
+    conversation: list[dict[str, Any]] = [SYSTEM, USER, CALL, RESULT]
     now = opening.render(conversation, ChatOptions())
     rewritten = opening.render(
         [*conversation, {"role": "assistant", "content": "It is 42.", "reasoning_content": ""}, USER], ChatOptions()

@@ -113,7 +113,7 @@ def _cases() -> Iterator[Any]:
 
 
 def _error(response: httpx.Response) -> dict[str, Any]:
-    body = response.json()
+    body: dict[str, dict[str, Any]] = response.json()
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
     assert response.headers["content-type"] == "application/json"
