@@ -171,7 +171,11 @@ Tool = Annotated[dict[str, Any], AfterValidator(_function_tool)]
 
 
 class ChatCompletionBody(GenerationBody):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions.
+
+    `tools` reach the template whatever `tool_choice` says ("none" must not cost a warm prefix); the model's calls come
+    back as the text it wrote, not yet parsed into `tool_calls`.
+    """
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
