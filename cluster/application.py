@@ -4,7 +4,6 @@ import json
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -22,9 +21,8 @@ _HTTP_TIMEOUT_S = 2.0
 class Application:
     """One application on the Ray that this process is connected to."""
 
-    def __init__(self, plan: LaunchPlan, log_directory: Path) -> None:
+    def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
-        self._log_directory = log_directory
         self._health_url = f"http://{plan.config.http.host}:{plan.config.http.port}/health"
 
     def deploy(self) -> None:
@@ -41,8 +39,16 @@ class Application:
             health = self._read_health()
             if overview.status is ApplicationStatus.RUNNING and health.get("phase") == "ready":
                 return
-            progress.show(str(health.get("phase", "starting the processes")), health.get("fraction"))
+            progress.show(*self._phase(health))
             time.sleep(_POLL_S)
+
+    def _phase(self, health: dict[str, Any]) -> tuple[str, float | None]:
+        if not health:
+            return "starting the processes", None
+        if health["phase"] == "ready":
+            ready = sum(phase["phase"] == "ready" for phase in health["replicas"].values())
+            return f"{ready} of {self._plan.config.replicas} replicas are ready", None
+        return f"{health['phase']} the model", health["fraction"]
 
     def _read_health(self) -> dict[str, Any]:
         """The body of /health, ready or not; empty while nothing answers."""
@@ -65,4 +71,4 @@ class Application:
         lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
         told = [line for line in lines if "Error" in line or "warmstate." in line] or lines
         reason = told[-1] if told else "no reason given"
-        return f"the application did not come up: {reason} (logs: {self._log_directory})"
+        return f"the application did not come up: {reason}"

@@ -6,6 +6,8 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from warmstate.cache_store.prefix_index import PrefixIndex
 from warmstate.cache_store.redis_client import StoreAddress
@@ -13,12 +15,28 @@ from warmstate.cluster import router as routing
 from warmstate.cluster.chat_service import ChatService
 from warmstate.cluster.config import AppConfig
 from warmstate.cluster.http_app import HttpLimits, build_http_app
+from warmstate.cluster.http_guard import REQUEST_ID_HEADER
 from warmstate.cluster.model_card import read_model_card
 from warmstate.cluster.replica_view import RoutedView
 from warmstate.cluster.serve_call import serve_call
 from warmstate.cluster.serve_client import ServeReplicaClient
 from warmstate.cluster.store_view import StoreView
 from warmstate.replicas.config import ReplicaConfig
+
+
+class WithoutRequestId:
+    """ASGI middleware: takes the request id off the response, because Serve appends the same one whatever is there."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                del MutableHeaders(scope=message)[REQUEST_ID_HEADER]
+            await send(message)
+
+        await self._app(scope, receive, send_without_id)
 
 
 @serve.ingress()
@@ -44,7 +62,9 @@ class IngressDeployment:
         """Serve's hook for an app that exists only once the constructor has run."""
         keys = {tenant: key.get_secret_value() for tenant, key in self._http.api_keys.items()}
         limits = HttpLimits(int(self._http.max_body_bytes), keys)
-        return build_http_app(self._service, limits, self._replica_stats)
+        app = build_http_app(self._service, limits, self._replica_stats)
+        app.add_middleware(WithoutRequestId)
+        return app
 
     async def _find_store(self, store: Any | None) -> None:
         """The embedded store may start later than we do, and no request waits for it."""

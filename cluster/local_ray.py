@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,8 @@ _OBJECT_STORE_BYTES = 128 << 20
 
 
 class LocalRay:
-    """Context manager: Ray and Serve run inside it. Leaving it stops them in order; see `supervisor` for the rest."""
+    """Context manager: Ray and Serve run inside it, with their files in `directory`. Leaving it stops them in order and
+    removes the files; see `supervisor` for what an end out of order leaves."""
 
     def __init__(self, directory: Path, host: str, port: int, dashboard: bool = False) -> None:
         self._directory = directory
@@ -101,6 +103,7 @@ class LocalRay:
             for application in list(serve.status().applications):
                 serve.delete(application)
             ray.shutdown()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def serve_environment_is_set(environment: Mapping[str, str] = os.environ) -> bool:

@@ -100,11 +100,11 @@ def _serve(plan: "LaunchPlan", progress: Progress, dashboard: bool) -> int:
             from warmstate.cluster.application import Application
 
             progress.show("starting the application")
-            application = Application(plan, local.log_directory)
+            application = Application(plan)
             application.deploy()
             application.wait_until_ready(progress)
             progress.end()
-            print(_greeting(plan), flush=True)
+            print(_greeting(plan, local.log_directory), flush=True)
             threading.Event().wait()
     except KeyboardInterrupt:
         print("stopped", flush=True)
@@ -113,9 +113,10 @@ def _serve(plan: "LaunchPlan", progress: Progress, dashboard: bool) -> int:
     return 0
 
 
-def _greeting(plan: "LaunchPlan") -> str:
+def _greeting(plan: "LaunchPlan", log_directory: Path) -> str:
     url = f"http://{plan.config.http.host}:{plan.config.http.port}"
     return f"""ready: {url}/v1  ({plan.config.replicas} replicas of {plan.served_name})
+logs: {log_directory}
 try:
   curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\
     '{{"model": "{plan.served_name}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'"""

@@ -65,9 +65,10 @@ class StoreView:
             return
         self._is_away = False
         self._follow_namespaces()
-        for holder in self._index.holders():
-            if holder != STORE_HOLDER and holder not in self._rows:
-                self._index.drop_holder(holder)
+        # A replica that is merely late with its row still has what it told, and will not tell it again.
+        alive = {STORE_HOLDER, *self._rows, *self._table.loads}
+        for holder in self._index.holders().keys() - alive:
+            self._index.drop_holder(holder)
 
     def _follow_namespaces(self) -> None:
         for row in self._rows.values():

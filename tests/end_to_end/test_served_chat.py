@@ -138,6 +138,11 @@ def test_a_client_that_leaves_frees_the_replica(server: Any, eventually: Eventua
     eventually(lambda: server.metric("num_requests_running") == 0)
 
 
+def test_the_request_id_comes_back_once(server: Any) -> None:
+    response = server.http.get("/v1/models", headers={"x-request-id": "mine-1"})
+    assert response.headers.get_list("x-request-id") == ["mine-1"]
+
+
 def test_metrics_tell_the_figures_of_every_replica(server: Any, replica_ids: list[str], eventually: Eventually) -> None:
     asked = {replica_id: server.metric("prefix_cache_queries", replica_id) for replica_id in replica_ids}
     for replica_id in replica_ids:

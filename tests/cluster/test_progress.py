@@ -1,0 +1,44 @@
+import io
+import re
+
+from warmstate.cluster.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(stream: io.StringIO) -> str:
+    """What was written, without the clock."""
+    return re.sub(r"\[ *\d+\.\d s\] ", "", stream.getvalue())
+
+
+def test_a_log_gets_one_line_per_phase_and_per_tenth() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.show("starting")
+    progress.show("starting")
+    for percent in range(101):
+        progress.show("loading", percent / 100)
+    lines = shown(stream).splitlines()
+    assert lines[:3] == ["starting", "loading   0%", "loading  10%"]
+    assert len(lines) in (11, 12)
+
+
+def test_a_terminal_line_is_rewritten_within_a_phase_and_kept_after_it() -> None:
+    stream = Terminal()
+    progress = Progress(stream)
+    progress.show("loading", 0.0)
+    progress.show("loading", 0.5)
+    progress.show("warming")
+    progress.end()
+    assert shown(stream) == "loading   0%\r\x1b[Kloading  50%\nwarming\n"
+
+
+def test_a_phase_that_comes_back_is_shown_again() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    for phase in ("loading", "warming", "loading"):
+        progress.show(phase)
+    assert shown(stream).split() == ["loading", "warming", "loading"]
