@@ -74,10 +74,11 @@ class EngineThread:
             while not self._stopping:
                 deltas = self._engine.step()
                 self._take_stats(is_idle=deltas is None)
-                if deltas is None:
-                    self._engine.run_posted(wait=True)
-                elif deltas:
+                if deltas:
                     self._loop.call_soon_threadsafe(self._deliver, deltas)
+                # The step may itself have done the posted stop, and then nothing would ever end the wait.
+                elif deltas is None and not self._stopping:
+                    self._engine.run_posted(wait=True)
         finally:
             self._loop.call_soon_threadsafe(self._end_streams)
 

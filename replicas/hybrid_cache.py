@@ -31,6 +31,13 @@ from warmstate.replicas.state_codec import (
 from warmstate.replicas.store_link import FetchedPrefix, Publication, StoreLink
 from warmstate.replicas.twins import PendingPrefixes
 
+_COUNTERS = (
+    *(f"restores_{source}" for source in ("device", "host", "store", "parked")),
+    *(f"restored_tokens_{source}" for source in ("device", "host", "store")),
+    "checkpoints_kept",
+    "twin_waits",
+)
+
 Post = Callable[[Callable[[], None]], None]
 """Hands work to the engine thread, from any thread."""
 
@@ -60,7 +67,7 @@ class HybridCache:
         self._link = link
         self._enabled = enabled
         self._pending = PendingPrefixes()
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
 
     def find(self, sequence: Sequence) -> PrefixMatch | None:
         """The deepest usable prefix; None while it is being fetched, or computed by a twin."""

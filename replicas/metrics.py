@@ -5,12 +5,25 @@ from collections import Counter
 from warmstate.replicas.messages import FinishReason
 from warmstate.replicas.sequence import Sequence
 
+_COUNTERS = (
+    *(f"request_success_{reason}" for reason in FinishReason),
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "external_prefix_cache_queries",
+    "external_prefix_cache_hits",
+    "prompt_tokens",
+    "generation_tokens",
+    "engine_steps",
+    "engine_step_rows",
+    "engine_step_tokens",
+)
+
 
 class EngineMetrics:
     """Counters since the start; the engine thread writes, and `as_dict` is called there too."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter({f"request_success_{reason}": 0 for reason in FinishReason})
+        self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
         self._seconds = 0.0
 
     def started(self, sequence: Sequence) -> None:

@@ -23,6 +23,13 @@ from warmstate.replicas.state_codec import CheckpointBuffers, CheckpointNames, P
 MAX_PUBLISH_BYTES = 512 << 20
 _MAX_KNOWN_OBJECTS = 200_000
 _KNOWN_FOR_S = 600.0
+_COUNTERS = (
+    "fetch_hits",
+    *(f"fetch_misses_{reason}" for reason in MissReason),
+    "fetched_bytes",
+    "published",
+    *(f"publish_dropped_{reason}" for reason in DropReason),
+)
 _ABOUT_THE_OBJECT = frozenset({MissReason.ABSENT, MissReason.CORRUPT, MissReason.LAYOUT})
 
 
@@ -86,7 +93,7 @@ class StoreLink:
         self._known_since: OrderedDict[ObjectKey, float] = OrderedDict()
         self._pending: set[Future[None]] = set()
         self._publish_bytes = 0
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
 
     def find_deepest(self, keys: Sequence[bytes]) -> int:
         return self._directory.find_deepest(keys)

@@ -234,7 +234,7 @@ class Sharing:
 
     def link(self, backend: ModelBackend, store: CheckpointStore | None = None, **options: Any) -> StoreLink:
         """One replica's link; to this object's own store unless another is given."""
-        names = CheckpointNames(NAMESPACE, backend.shapes.num_head_groups)
+        names = CheckpointNames(options.pop("namespace", NAMESPACE), backend.shapes.num_head_groups)
         timeout_s = options.pop("timeout_s", 5.0)
         return StoreLink(store or self.memory, self.index, names, self.loop, timeout_s, **options)
 
