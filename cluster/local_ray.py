@@ -21,10 +21,11 @@ _QUIET_ENVIRONMENT = {
     "RAY_enable_metrics_collection": "0",
 }
 
-# On one machine nothing in front of HAProxy has to be told to go away first.
 _DRAIN_ENVIRONMENT = {
+    # On one machine nothing in front of HAProxy has to be told to go away first.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
-    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
+    # At every change of the ingress HAProxy's successor takes over, and this is how long the old one's streams may last.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
 }
 
 _OBJECT_STORE_BYTES = 128 << 20
