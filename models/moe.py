@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from warmstate.kernels.linear_torch import ROW_QUANTUM
 from warmstate.kernels.select import Kernels
 from warmstate.models.config import ModelConfig
 from warmstate.models.mlp import DenseMlp, gated_mlp
@@ -13,10 +12,10 @@ from warmstate.models.ranks import Communicator, RankSlice
 
 @dataclass(frozen=True, slots=True)
 class _Grouping:
-    """(token, choice) pairs in expert order, each local expert's padded to `ROW_QUANTUM` rows.
+    """(token, choice) pairs in expert order, without those of other ranks' experts.
 
-    `tokens` [P] is the token of each row (any where padding); `row_of_choice` [T, k] the row of each choice, or P for
-    an expert of another rank; `counts` the padded rows of each local expert.
+    `tokens` [P] is the token of each row; `row_of_choice` [T, k] the row of each choice, or P for an expert of another
+    rank; `counts` the rows of each local expert.
     """
 
     tokens: torch.Tensor
@@ -76,24 +75,12 @@ class MixtureOfExperts:
         return total
 
     def _group(self, choices: torch.Tensor) -> _Grouping:
+        num_experts = len(self._experts)
         local = choices.flatten() - self._experts.start
-        foreign = (local < 0) | (local >= len(self._experts))
-        local = local.masked_fill(foreign, len(self._experts))
-        pairs = torch.bincount(local, minlength=len(self._experts) + 1)[:-1]
-        padded = (pairs + ROW_QUANTUM - 1) // ROW_QUANTUM * ROW_QUANTUM
-        num_rows = int(padded.sum())
+        local.masked_fill_((local < 0) | (local >= num_experts), num_experts)
         order = torch.argsort(local, stable=True)
-        rank_in_expert = (
-            torch.arange(len(local)) - _exclusive_sum(torch.bincount(local, minlength=len(pairs) + 1))[local[order]]
-        )
-        row = torch.cat((_exclusive_sum(padded), torch.tensor([num_rows])))[local[order]] + rank_in_expert
-        row = torch.where(foreign[order], num_rows, row)
-        row_of_pair = torch.empty_like(row)
-        row_of_pair[order] = row
-        tokens = torch.zeros(num_rows + 1, dtype=torch.int64)
-        tokens[row_of_pair] = torch.arange(len(local)) // choices.shape[1]
-        return _Grouping(tokens[:-1], row_of_pair.view_as(choices), padded.tolist())
-
-
-def _exclusive_sum(counts: torch.Tensor) -> torch.Tensor:
-    return counts.cumsum(0) - counts
+        counts = torch.bincount(local, minlength=num_experts + 1)[:num_experts].tolist()
+        num_rows = sum(counts)
+        row_of_pair = torch.empty_like(order)
+        row_of_pair[order] = torch.arange(len(order)).clamp_(max=num_rows)
+        return _Grouping(order[:num_rows] // choices.shape[1], row_of_pair.view_as(choices), counts)

@@ -11,7 +11,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("qwen3_5_text", {"linear_num_value_heads": 6, "vocab_size": 97, "hidden_size": 36}),
     "moe": ("qwen3_next", {"num_experts": 6, "num_experts_per_tok": 3, "head_dim": 24, "num_key_value_heads": 1}),
 }
-LENGTH = 150
+LENGTH = 140
 
 
 @pytest.fixture(params=["dense_float32", "moe_float32", "moe_bfloat16"])
@@ -27,9 +27,9 @@ def test_any_mix_of_chunks_decodes_and_batch_mates_gives_the_same_bits(driver: A
     prompts = [random_tokens(LENGTH, seed) for seed in (10, 11)]
     expected = [driver.all_logits(prompt) for prompt in prompts]
     rng = np.random.default_rng(0)
-    for _ in range(6):
-        live = [(driver.open(), int(rng.integers(2))) for _ in range(int(rng.integers(1, 6)))]
-        for _ in range(12):
+    for num_live in (2, 5, 7):
+        live = [(driver.open(), int(rng.integers(2))) for _ in range(num_live)]
+        for _ in range(9):
             work = [
                 (sequence, prompts[which][sequence.position : sequence.position + _draw_count(rng, sequence.position)])
                 for sequence, which in live
@@ -49,13 +49,13 @@ def test_a_sequence_restored_at_any_boundary_goes_on_with_the_same_bits(driver: 
     tokens = random_tokens(LENGTH, 12)
     expected = driver.all_logits(tokens)
     source = driver.open()
-    states = driver.step((source, tokens[:140]), checkpoints={0: (64, 128)}).states_at
+    states = driver.step((source, tokens[:135]), checkpoints={0: (64, 128)}).states_at
     captured = [states[0, 64], states[0, 128], driver.backend.read_state(source.slot)]
     assert [state.position for state in captured] == [64, 128, 128]
     for state in captured:
         twin = driver.restore(state, driver.copy_kv(source, state.position))
         while twin.position < LENGTH:
-            count = 1 if twin.position % 3 else min(LENGTH - twin.position, 11)
+            count = min(LENGTH - twin.position, 1 if twin.position % 3 else 23)
             row = driver.step((twin, tokens[twin.position : twin.position + count])).logits[0]
             assert torch.equal(row, expected[twin.position - 1])
         driver.close(twin)

@@ -57,12 +57,14 @@ def test_prefill_chunked_prefill_and_decode_give_the_logits_of_transformers(
     tokens = random_tokens(200, 1)
     theirs = _expected(model, tokens)
     for length in (1, 2, 63, 64, 65, 200):
-        _close(driver.prefill(driver.open(), tokens[:length]), theirs[length - 1])
-        driver = make_driver(path)
+        sequence = driver.open()
+        _close(driver.prefill(sequence, tokens[:length]), theirs[length - 1])
+        driver.close(sequence)
     sequence = driver.open()
-    for end in (64, 128, 200):
+    for end in (64, 128, 180):
         _close(driver.prefill(sequence, tokens[sequence.position : end]), theirs[end - 1])
-    _close(driver.all_logits(tokens[:140]), theirs[:140])
+    for position in range(180, 200):
+        _close(driver.step((sequence, [tokens[position]])).logits[0], theirs[position])
 
 
 def test_64_greedy_tokens_are_those_of_transformers(case: Any, make_driver: Any, random_tokens: Any) -> None:
