@@ -24,7 +24,7 @@ _QUIET_ENVIRONMENT = {
 _DRAIN_ENVIRONMENT = {
     # On one machine nothing in front of HAProxy has to be told to go away first.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
-    # At every change of the ingress HAProxy's successor takes over, and this is how long the old one's streams may last.
+    # When the ingress changes a new HAProxy takes over, and this is how long the streams of the old one may last.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
 }
 

@@ -19,6 +19,15 @@ def client(server: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
 
 
+def test_a_stream_begun_as_soon_as_it_is_ready_arrives_whole(client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        model="demo", prompt="x", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+    )
+    chunks = [chunk.choices[0] for chunk in stream]
+    assert len("".join(chunk.text for chunk in chunks)) > 0
+    assert chunks[-1].finish_reason == "length"
+
+
 def test_a_chat_streams_and_ends_with_its_usage(client: openai.OpenAI) -> None:
     with client.chat.completions.create(
         model="demo",
