@@ -39,9 +39,9 @@ class GatedAttention:
     ) -> torch.Tensor:
         """[T, H] float32 to [T, H]; stores the tokens' keys and values in `pool`."""
         linear = self._kernels.linear
-        q, gate = linear(x, self._q_gate_proj).unflatten(-1, (-1, 2 * self._head_dim)).chunk(2, dim=-1)
-        k = rms_norm(linear(x, self._k_proj).unflatten(-1, (-1, self._head_dim)), self._k_norm, self._eps)
-        v = linear(x, self._v_proj).unflatten(-1, (-1, self._head_dim))
+        q, gate = linear(x, self._q_gate_proj).view(len(x), -1, 2 * self._head_dim).chunk(2, dim=-1)
+        k = rms_norm(linear(x, self._k_proj).view(len(x), -1, self._head_dim), self._k_norm, self._eps)
+        v = linear(x, self._v_proj).view(len(x), -1, self._head_dim)
         q = rms_norm(q, self._q_norm, self._eps)
         rotate_(q, *cos_sin)
         rotate_(k, *cos_sin)

@@ -107,7 +107,7 @@ class GatedDeltaNet:
     ) -> None:
         tiled_inputs = self._fill_tiles(inputs, tiles, state.open_inputs)
         tiled_gates = self._fill_tiles(gates, tiles, state.open_gates)
-        q, k, v = (x.unflatten(0, (tiles.num_tiles, TILE_ROWS)).transpose(1, 2) for x in self._split(tiled_inputs))
+        q, k, v = (x.view(tiles.num_tiles, TILE_ROWS, *x.shape[1:]).transpose(1, 2) for x in self._split(tiled_inputs))
         beta, decay = tiled_gates.view(tiles.num_tiles, TILE_ROWS, -1).transpose(1, 2).contiguous().chunk(2, dim=1)
         terms = tile_terms(self._normed_query(q), l2_norm_(k.contiguous()), v.contiguous(), decay, beta)
         states = state.recurrent.index_select(0, tiles.slots)
@@ -140,9 +140,9 @@ class GatedDeltaNet:
     def _split(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[N, channels] as q, k [N, Hk, dk] and v [N, Hv, dv]."""
         key = self._num_k_heads * self._k_head_dim
-        q, k, v = inputs.split((key, key, inputs.shape[1] - 2 * key), dim=-1)
-        per_head = (-1, self._num_k_heads, self._k_head_dim)
-        return q.unflatten(-1, per_head[1:]), k.unflatten(-1, per_head[1:]), v.unflatten(-1, (self._num_v_heads, -1))
+        heads = (len(inputs), self._num_k_heads, self._k_head_dim)
+        values = (len(inputs), self._num_v_heads, self._v_head_dim)
+        return inputs[:, :key].view(heads), inputs[:, key : 2 * key].view(heads), inputs[:, 2 * key :].view(values)
 
     def _normed_query(self, q: torch.Tensor) -> torch.Tensor:
         return l2_norm_(q.contiguous()).mul_(self._k_head_dim**-0.5)
