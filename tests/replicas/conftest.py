@@ -213,6 +213,7 @@ class SharedIndex:
 
     def __init__(self) -> None:
         self.positions: dict[bytes, int] = {}
+        self.removed: list[int] = []
 
     def find_deepest(self, keys: Sequence[bytes]) -> int:
         return max((self.positions.get(key, 0) for key in keys), default=0)
@@ -221,7 +222,8 @@ class SharedIndex:
         self.positions[key] = position
 
     def remove(self, key: bytes, position: int) -> None:
-        self.positions.pop(key, None)
+        if self.positions.pop(key, None) is not None:
+            self.removed.append(position)
 
 
 class Sharing:

@@ -198,6 +198,17 @@ def test_nan_ends_its_own_request_and_leaves_nothing_behind(
     assert result.output == alone(poisoned).output
 
 
+def test_blocks_of_earlier_chunks_cannot_be_found_after_nan(
+    fake_backend: Build, engine_over: Build, run_requests: Build, request_for: Build, prompt_of: Build
+) -> None:
+    backend = fake_backend()
+    backend.poison = lambda sequence_id: True
+    engine = engine_over(backend, max_batch_tokens=128)
+    run_requests(engine, [request_for(prompt_of(300))])
+    assert backend.num_forwards == 3
+    assert engine.stats()["kv_blocks_resident"] == 0
+
+
 def test_a_backend_fault_fails_the_step_and_not_the_engine(
     fake_backend: Build, engine_over: Build, run_requests: Build, request_for: Build, prompt_of: Build, alone: Build
 ) -> None:
@@ -233,6 +244,21 @@ def test_an_aborted_prefill_leaves_no_checkpoint_that_was_never_computed(
     result = run_requests(engine, [retry])[retry.request_id]
     assert result.num_cached_tokens == 64
     assert result.output == alone(retry).output
+
+
+def test_cancelling_a_parked_sequence_frees_its_state(
+    fake_backend: Build, engine_over: Build, request_for: Build, prompt_of: Build
+) -> None:
+    engine = engine_over(fake_backend(num_blocks=6))
+    for name in ("old", "young"):
+        engine.add(request_for(prompt_of(100), request_id=name, chain_root=name.encode(), max_tokens=150))
+    while engine.stats()["num_preemptions"] == 0:
+        engine.step()
+    assert engine.stats()["parked_bytes"] > 0
+    engine.cancel("young")
+    assert engine.stats()["parked_bytes"] == 0
+    engine.cancel("old")
+    engine.check_integrity()
 
 
 def test_cancelling_what_is_unknown_is_no_error(fake_backend: Build, engine_over: Build) -> None:

@@ -18,11 +18,27 @@ def engine_thread(engine: Any, max_queue: int = 8, **options: Any) -> EngineThre
     return EngineThread(engine, max_queue, 1, asyncio.get_running_loop(), **options)
 
 
-@pytest.mark.parametrize("attempt", range(10))
-def test_closing_at_once_ends_the_thread(fake_backend: Build, engine_over: Build, attempt: int) -> None:
+def test_closing_during_the_last_step_ends_the_thread(
+    fake_backend: Build, engine_over: Build, request_for: Build, prompt_of: Build
+) -> None:
+    """The next step takes the stop from the inbox and finds nothing to run: that must not be a reason to sleep."""
+    entered, leave = threading.Event(), threading.Event()
+
+    class Slow(fake_backend):  # type: ignore[misc, valid-type]
+        def forward(self, plan: Any, tokens: Any) -> Any:
+            entered.set()
+            leave.wait(10)
+            return super().forward(plan, tokens)
+
     async def scenario() -> None:
-        thread = engine_thread(engine_over(fake_backend()))
-        await asyncio.wait_for(thread.close(), 10)
+        thread = engine_thread(engine_over(Slow()))
+        thread.submit(request_for(prompt_of(20), max_tokens=1))
+        await asyncio.to_thread(entered.wait, 10)
+        closing = asyncio.create_task(thread.close())
+        await asyncio.sleep(0.05)
+        leave.set()
+        done, _ = await asyncio.wait([closing], timeout=10)
+        assert done, "the thread sleeps on"
 
     asyncio.run(scenario())
 
@@ -56,6 +72,7 @@ def test_an_engine_bug_ends_every_stream_and_is_told(
         stream = thread.submit(request_for(prompt_of(20)))
         assert (await asyncio.wait_for(stream.get(), 10)).finish_reason is FinishReason.ERROR
         await asyncio.wait_for(died.wait(), 10)
+        await thread.close()
 
     seen: list[Any] = []
     before, threading.excepthook = threading.excepthook, seen.append

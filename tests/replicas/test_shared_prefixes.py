@@ -139,6 +139,7 @@ def test_one_bad_object_is_one_full_miss_and_corrects_the_index(
     assert result.output == published.output
     assert link.stats()[f"fetch_misses_{reason}"] == 1
     sharing.drain(link)
+    assert 576 in sharing.index.removed
     # The replica computed and published what the store had lost.
     assert list(sharing.index.positions.values()) == [576]
     troubled.refuse_get = lambda key: None
@@ -277,13 +278,13 @@ def test_a_prefix_that_was_local_when_the_fetch_began_may_go_before_it_ends(
     collect_step: Build,
 ) -> None:
     """The fetch left out the first segment because its blocks were resident; meanwhile others take those blocks."""
-    engine, _ = replica(troubled, cache=CacheConfig(host_bytes=2800))
+    engine, link = replica(troubled, cache=CacheConfig(host_bytes=2800), timeout_s=60)
     ask(engine, 300)
     troubled.stalled = True
     request = request_for(prompt_of(600))
     engine.add(request)
     assert engine.step() is None
-    filler = [request_for(prompt_of(1500, seed=20 + i), max_tokens=1) for i in range(4)]
+    filler = [request_for(prompt_of(1500, seed=20 + i), max_tokens=1) for i in range(8)]
     for other in filler:
         engine.add(other)
     results: dict[str, Any] = {}
@@ -293,6 +294,8 @@ def test_a_prefix_that_was_local_when_the_fetch_began_may_go_before_it_ends(
     while not (results.get(request.request_id) and results[request.request_id].finish_reason):
         if not collect_step(engine, results):
             engine.run_posted(wait=True)
+    assert link.stats()["fetch_hits"] == 1
+    assert results[request.request_id].num_cached_tokens == 0
     assert results[request.request_id].output == published.output
     engine.check_integrity()
 
