@@ -130,4 +130,5 @@ def _per_v_head(x: torch.Tensor, ratio: int) -> torch.Tensor:
 def _inverse(lower: torch.Tensor) -> torch.Tensor:
     """(I + strictly lower part)^-1 of the last two dimensions, by forward substitution."""
     identity = torch.eye(TILE_ROWS, dtype=lower.dtype).expand_as(lower)
-    return torch.linalg.solve_triangular(lower, identity, upper=False, unitriangular=True)
+    inverse: torch.Tensor = torch.linalg.solve_triangular(lower, identity, upper=False, unitriangular=True)
+    return inverse

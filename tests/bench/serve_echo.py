@@ -49,4 +49,4 @@ class EchoIngress:
 
 def build(_: dict[str, Any]) -> serve.Application:
     """The echo application."""
-    return EchoIngress.bind(EchoEngine.bind())
+    return EchoIngress.bind(EchoEngine.bind())  # type: ignore[attr-defined]  # ray is not typed
