@@ -9,10 +9,10 @@ from ray.serve.config import RequestRouterConfig
 
 from warmstate.cluster.config import parse_config
 from warmstate.cluster.ingress_deployment import IngressDeployment
-from warmstate.cluster.launch_plan import LaunchPlan, plan_launch
-from warmstate.cluster.local_ray import SERVE_ENVIRONMENT, serve_environment_is_set
+from warmstate.cluster.launch.launch_plan import LaunchPlan, plan_launch
+from warmstate.cluster.launch.local_ray import SERVE_ENVIRONMENT, serve_environment_is_set
 from warmstate.cluster.replica_deployment import ReplicaDeployment
-from warmstate.cluster.serve_router import PrefixRouter
+from warmstate.cluster.routing.serve_router import PrefixRouter
 from warmstate.cluster.store_deployment import StoreDeployment
 
 logger = logging.getLogger(__name__)

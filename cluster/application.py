@@ -10,9 +10,9 @@ from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from warmstate.cluster.app import APPLICATION_NAME, build_application
-from warmstate.cluster.launch_errors import StartFailed
-from warmstate.cluster.launch_plan import LaunchPlan
-from warmstate.cluster.progress import Progress
+from warmstate.cluster.launch.launch_errors import StartFailed
+from warmstate.cluster.launch.launch_plan import LaunchPlan
+from warmstate.cluster.launch.progress import Progress
 
 _POLL_S = 0.2
 _HTTP_TIMEOUT_S = 2.0

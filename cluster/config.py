@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
-from warmstate.cluster.launch_errors import ConfigError
+from warmstate.cluster.launch.launch_errors import ConfigError
 
 REDIS_PASSWORD_VARIABLE = "WARMSTATE_REDIS_PASSWORD"
 CACHE_SECRET_VARIABLE = "WARMSTATE_CACHE_SECRET"

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from warmstate.cluster.launch_errors import ConfigError
+from warmstate.cluster.launch.launch_errors import ConfigError
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -19,7 +19,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace) -> int:
     import torch
 
-    from warmstate.models import demo_checkpoint
+    from warmstate.models.demo import demo_checkpoint
 
     families, sizes = sorted(demo_checkpoint.FAMILIES), sorted(demo_checkpoint.SIZES)
     _check_choice("--family", options.family, families)

@@ -11,16 +11,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from warmstate.cache_store.prefix_index import PrefixIndex
 from warmstate.cache_store.redis_client import StoreAddress
-from warmstate.cluster import router as routing
-from warmstate.cluster.chat_service import ChatService
+from warmstate.cluster.api.chat_service import ChatService
+from warmstate.cluster.api.http_app import HttpLimits, build_http_app
+from warmstate.cluster.api.http_guard import REQUEST_ID_HEADER
 from warmstate.cluster.config import AppConfig
-from warmstate.cluster.http_app import HttpLimits, build_http_app
-from warmstate.cluster.http_guard import REQUEST_ID_HEADER
 from warmstate.cluster.model_card import read_model_card
-from warmstate.cluster.replica_view import RoutedView
-from warmstate.cluster.serve_call import serve_call
-from warmstate.cluster.serve_client import ServeReplicaClient
-from warmstate.cluster.store_view import StoreView
+from warmstate.cluster.routing import router as routing
+from warmstate.cluster.routing.replica_view import RoutedView
+from warmstate.cluster.routing.serve_call import serve_call
+from warmstate.cluster.routing.serve_client import ServeReplicaClient
+from warmstate.cluster.routing.store_view import StoreView
 from warmstate.replicas.config import ReplicaConfig
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from warmstate.cluster import demo_command, serve_command
-from warmstate.cluster.launch_errors import LaunchError
+from warmstate.cluster.launch.launch_errors import LaunchError
 from warmstate.models.errors import ModelError
 
 INTERRUPTED = 130

@@ -6,8 +6,8 @@ from typing import Any
 
 from ray import serve
 
-from warmstate.cluster.router import RouteHint
-from warmstate.cluster.serve_client import RoutedReply
+from warmstate.cluster.routing.router import RouteHint
+from warmstate.cluster.routing.serve_client import RoutedReply
 from warmstate.replicas.config import ReplicaConfig
 from warmstate.replicas.errors import NotReady
 from warmstate.replicas.messages import GenerateRequest, Refused

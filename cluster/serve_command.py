@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warmstate.cluster.config import merge, parse_config, read_config_file
-from warmstate.cluster.launch_errors import ConfigError
-from warmstate.cluster.ports import check_port_free
-from warmstate.cluster.process_tree import die_with_parent
-from warmstate.cluster.progress import Progress
-from warmstate.cluster.supervisor import DIRECTORY_VARIABLE, supervise
+from warmstate.cluster.launch.launch_errors import ConfigError
+from warmstate.cluster.launch.ports import check_port_free
+from warmstate.cluster.launch.process_tree import die_with_parent
+from warmstate.cluster.launch.progress import Progress
+from warmstate.cluster.launch.supervisor import DIRECTORY_VARIABLE, supervise
 
 if TYPE_CHECKING:
-    from warmstate.cluster.launch_plan import LaunchPlan
+    from warmstate.cluster.launch.launch_plan import LaunchPlan
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -81,7 +81,7 @@ def serve(options: argparse.Namespace) -> int:
     check_port_free(config.http.host, config.http.port)
     progress = Progress()
     progress.show("checking the model")
-    from warmstate.cluster.launch_plan import check_memory, plan_launch
+    from warmstate.cluster.launch.launch_plan import check_memory, plan_launch
 
     plan = plan_launch(config)
     check_memory(plan)
@@ -89,7 +89,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _serve(plan: "LaunchPlan", progress: Progress, dashboard: bool) -> int:
-    from warmstate.cluster.local_ray import LocalRay
+    from warmstate.cluster.launch.local_ray import LocalRay
 
     http = plan.config.http
     directory = Path(os.environ.get(DIRECTORY_VARIABLE) or tempfile.mkdtemp(prefix="warmstate-", dir="/tmp"))

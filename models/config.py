@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 
 from warmstate.models.backend import StateShapes
+from warmstate.models.checkpoints.json_fields import JsonFields, read_json
+from warmstate.models.checkpoints.special_tokens import read_eos_token_ids
 from warmstate.models.errors import UnsupportedCheckpoint
-from warmstate.models.json_fields import JsonFields, read_json
-from warmstate.models.special_tokens import read_eos_token_ids
 
 LayerType = Literal["linear_attention", "full_attention"]
 RouterScoring = Literal["softmax", "sigmoid"]

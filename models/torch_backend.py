@@ -22,11 +22,11 @@ from warmstate.models.backend import (
     StepOutput,
     StepPlan,
 )
+from warmstate.models.checkpoints.loading import Progress, load_weights
 from warmstate.models.config import read_config
 from warmstate.models.errors import BackendError
 from warmstate.models.gated_delta_net import CapturedStates
 from warmstate.models.kv_pool import KvPool
-from warmstate.models.loading import Progress, load_weights
 from warmstate.models.qwen_hybrid import QwenHybrid
 from warmstate.models.ranks import RankGroups, RankSlice
 from warmstate.models.state_pool import StatePool

@@ -15,19 +15,19 @@ import torch
 from warmstate.models.backend import BLOCK_TOKENS, ModelBackend, PlanRow, SlotRestore, StepOutput, StepPlan
 from warmstate.models.errors import ModelError
 from warmstate.replicas import sequence as sequences
+from warmstate.replicas.cache.host_tier import CheckpointListener, HostTier
+from warmstate.replicas.cache.hybrid_cache import HybridCache
+from warmstate.replicas.cache.parking import ParkingArea
+from warmstate.replicas.cache.state_codec import CheckpointNames
+from warmstate.replicas.cache.store_link import StoreLink
 from warmstate.replicas.config import CacheConfig, EngineConfig
 from warmstate.replicas.errors import InvalidRequest, PromptTooLong
-from warmstate.replicas.host_tier import CheckpointListener, HostTier
-from warmstate.replicas.hybrid_cache import HybridCache
 from warmstate.replicas.kv_blocks import BlockPool
 from warmstate.replicas.messages import FinishReason, GenerateRequest, TokenDelta
 from warmstate.replicas.metrics import EngineMetrics
-from warmstate.replicas.parking import ParkingArea
 from warmstate.replicas.sampler import SampledToken, SamplerRow, finite_rows, sample
 from warmstate.replicas.scheduler import Admission, ScheduledRow, Scheduler
 from warmstate.replicas.slots import SlotPool
-from warmstate.replicas.state_codec import CheckpointNames
-from warmstate.replicas.store_link import StoreLink
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from typing import Protocol
 import psutil
 
 from warmstate.models.backend import BLOCK_TOKENS, ModelBackend, StateShapes
-from warmstate.models.preflight import CheckpointSummary
+from warmstate.models.checkpoints.preflight import CheckpointSummary
 from warmstate.models.torch_backend import TorchBackend
+from warmstate.replicas.cache.state_codec import state_bytes
 from warmstate.replicas.config import ReplicaConfig
 from warmstate.replicas.errors import OutOfMemory
-from warmstate.replicas.state_codec import state_bytes
 
 _LOG = logging.getLogger(__name__)
 

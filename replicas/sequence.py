@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 
 from warmstate.models.backend import BLOCK_TOKENS, SequenceState
+from warmstate.replicas.cache.placement import checkpoint_positions
 from warmstate.replicas.messages import CacheSource, FinishReason, GenerateRequest
-from warmstate.replicas.placement import checkpoint_positions
 from warmstate.replicas.sampler import draw_seed
 
 KEY_BYTES = 32

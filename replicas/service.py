@@ -12,9 +12,11 @@ from warmstate.cache_store.errors import CacheStoreError
 from warmstate.cache_store.keys import chain_root, namespace_digest
 from warmstate.cache_store.replica_rows import ReplicaRow
 from warmstate.models.backend import ModelBackend
+from warmstate.models.checkpoints.identity import namespace_facts
+from warmstate.models.checkpoints.preflight import CheckpointSummary, preflight
 from warmstate.models.errors import ModelError
-from warmstate.models.identity import namespace_facts
-from warmstate.models.preflight import CheckpointSummary, preflight
+from warmstate.replicas.cache.shared_store import SharedStore, new_epoch, store_address
+from warmstate.replicas.cache.state_codec import CheckpointNames
 from warmstate.replicas.config import CacheConfig, ReplicaConfig
 from warmstate.replicas.engine import Engine
 from warmstate.replicas.engine_thread import EngineThread
@@ -30,8 +32,6 @@ from warmstate.replicas.messages import (
     SamplingParams,
     TokenDelta,
 )
-from warmstate.replicas.shared_store import SharedStore, new_epoch, store_address
-from warmstate.replicas.state_codec import CheckpointNames
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp
 
-from warmstate.cluster.chat_service import ChatService
-from warmstate.cluster.chat_template import ChatTemplate
-from warmstate.cluster.http_app import build_http_app
+from warmstate.cluster.api.chat_service import ChatService
+from warmstate.cluster.api.http_app import build_http_app
 from warmstate.cluster.model_card import ModelCard
-from warmstate.cluster.tokenizer import Tokenizer
-from warmstate.models.demo_chat_template import CHAT_TEMPLATE
-from warmstate.models.demo_tokenizer import END_OF_TURN, build_tokenizer
+from warmstate.cluster.text.chat_template import ChatTemplate
+from warmstate.cluster.text.tokenizer import Tokenizer
+from warmstate.models.demo.demo_chat_template import CHAT_TEMPLATE
+from warmstate.models.demo.demo_tokenizer import END_OF_TURN, build_tokenizer
 from warmstate.replicas.messages import (
     Accepted,
     FinishReason,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from warmstate.cluster.chat_template import ChatOptions, ChatTemplate, shared_length
 from warmstate.cluster.errors import InvalidRequest
-from warmstate.cluster.tokenizer import Tokenizer
-from warmstate.models.demo_tokenizer import build_tokenizer
+from warmstate.cluster.text.chat_template import ChatOptions, ChatTemplate, shared_length
+from warmstate.cluster.text.tokenizer import Tokenizer
+from warmstate.models.demo.demo_tokenizer import build_tokenizer
 from warmstate.models.errors import MissingFile, UnsupportedCheckpoint
 
 SYSTEM = {"role": "system", "content": "Be brief."}

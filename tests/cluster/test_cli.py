@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from warmstate.cluster.main import main
-from warmstate.models.demo_checkpoint import write_demo_checkpoint
+from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
 
 Command = Callable[..., tuple[int, str]]
 

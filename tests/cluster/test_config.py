@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from warmstate.cluster.config import AppConfig, merge, parse_config, read_config_file
-from warmstate.cluster.launch_errors import ConfigError
+from warmstate.cluster.launch.launch_errors import ConfigError
 
 
 def config(**sections: object) -> AppConfig:

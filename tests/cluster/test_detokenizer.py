@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from warmstate.cluster.detokenizer import Detokenizer
-from warmstate.cluster.tokenizer import Tokenizer
-from warmstate.models.demo_tokenizer import build_tokenizer
+from warmstate.cluster.text.detokenizer import Detokenizer
+from warmstate.cluster.text.tokenizer import Tokenizer
+from warmstate.models.demo.demo_tokenizer import build_tokenizer
 
 BYTES = Tokenizer(build_tokenizer())
 

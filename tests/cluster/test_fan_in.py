@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from warmstate.cluster.api.fan_in import FanIn
 from warmstate.cluster.errors import GenerationFailed, Overloaded, ReplicaLost
-from warmstate.cluster.fan_in import FanIn
 from warmstate.replicas.messages import Accepted, FinishReason, Refused, Reply, TokenDelta
 
 

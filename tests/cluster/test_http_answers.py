@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from warmstate.cache_store.keys import chain_root, prefix_keys, tenant_salt
-from warmstate.cluster.chat_service import INLINE_BODY_BYTES
+from warmstate.cluster.api.chat_service import INLINE_BODY_BYTES
 from warmstate.replicas.messages import FinishReason
 
 CHAT = "/v1/chat/completions"

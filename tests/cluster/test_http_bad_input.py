@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from warmstate.cluster.http_app import HttpLimits
+from warmstate.cluster.api.http_app import HttpLimits
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

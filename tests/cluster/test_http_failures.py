@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from warmstate.cluster.api.http_app import HttpLimits
 from warmstate.cluster.errors import ReplicaLost
-from warmstate.cluster.http_app import HttpLimits
 from warmstate.replicas.messages import Accepted, FinishReason, Refused, ReplicaPhase, TokenDelta
 
 CHAT = "/v1/chat/completions"

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from warmstate.cluster.config import parse_config
-from warmstate.cluster.launch_errors import ConfigError, MemoryShort
-from warmstate.cluster.launch_plan import LaunchPlan, check_memory, plan_launch
-from warmstate.models.demo_checkpoint import write_demo_checkpoint
+from warmstate.cluster.launch.launch_errors import ConfigError, MemoryShort
+from warmstate.cluster.launch.launch_plan import LaunchPlan, check_memory, plan_launch
+from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import httpx
 import pytest
 import torch
 
-from warmstate.cluster.chat_service import ChatService
-from warmstate.cluster.http_app import build_http_app
+from warmstate.cluster.api.chat_service import ChatService
+from warmstate.cluster.api.http_app import build_http_app
 from warmstate.cluster.local_replica import LocalReplica
 from warmstate.cluster.model_card import read_model_card
-from warmstate.models.demo_checkpoint import write_demo_checkpoint
+from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
 from warmstate.replicas.config import CacheConfig, EngineConfig, ReplicaConfig
 from warmstate.replicas.service import ReplicaService
 

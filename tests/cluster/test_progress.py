@@ -1,7 +1,7 @@
 import io
 import re
 
-from warmstate.cluster.progress import Progress
+from warmstate.cluster.launch.progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmstate.cluster.reasoning import ReasoningSplitter
+from warmstate.cluster.text.reasoning import ReasoningSplitter
 
 
 def _split(pieces: list[str], *, starts_inside: bool) -> tuple[str, str]:

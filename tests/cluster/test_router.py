@@ -1,7 +1,7 @@
 import random
 from collections import Counter
 
-from warmstate.cluster.router import MAX_LEAD, RouteHint, RoutingTable, rank_replicas
+from warmstate.cluster.routing.router import MAX_LEAD, RouteHint, RoutingTable, rank_replicas
 
 
 def first(hint: RouteHint, loads: dict[str, int], seed: int = 0) -> str:

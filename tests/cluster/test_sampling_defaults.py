@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from warmstate.cluster.api.openai_api import CompletionBody
+from warmstate.cluster.api.sampling_defaults import for_choice, sampling_params
 from warmstate.cluster.errors import InvalidRequest
 from warmstate.cluster.model_card import ModelCard, read_model_card
-from warmstate.cluster.openai_api import CompletionBody
-from warmstate.cluster.sampling_defaults import for_choice, sampling_params
-from warmstate.models.demo_checkpoint import write_demo_checkpoint
+from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
 
 
 def _params(card: ModelCard, **fields: Any) -> Any:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from warmstate.cache_store.keys import chain_root, prefix_keys
-from warmstate.cluster.router import RouteHint
-from warmstate.cluster.serve_client import CallBroken, RoutedReply, ServeReplicaClient
+from warmstate.cluster.routing.router import RouteHint
+from warmstate.cluster.routing.serve_client import CallBroken, RoutedReply, ServeReplicaClient
 from warmstate.replicas.messages import (
     Accepted,
     FinishReason,

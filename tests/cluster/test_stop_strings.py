@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warmstate.cluster.stop_strings import StopStrings
+from warmstate.cluster.text.stop_strings import StopStrings
 
 LETTERS = st.text("ab世", max_size=12)
 STOPS = st.lists(st.text("ab世", min_size=1, max_size=4), min_size=1, max_size=4)

@@ -10,9 +10,9 @@ from warmstate.cache_store.event_log import EventLog
 from warmstate.cache_store.events import PrefixEvent
 from warmstate.cache_store.prefix_index import IndexRow, PrefixIndex
 from warmstate.cache_store.replica_rows import ReplicaRow, ReplicaRows
-from warmstate.cluster.replica_view import RoutedView
-from warmstate.cluster.router import RoutingTable
-from warmstate.cluster.store_view import StoreView
+from warmstate.cluster.routing.replica_view import RoutedView
+from warmstate.cluster.routing.router import RoutingTable
+from warmstate.cluster.routing.store_view import StoreView
 from warmstate.replicas.messages import ReplicaPhase
 
 NAMESPACE = bytes(range(32))

@@ -9,7 +9,7 @@ import psutil
 # A daemon that left its parent, a child that ignores SIGTERM, and one that does as it is told.
 FAMILY = """
 import subprocess, sys, time
-from warmstate.cluster.process_tree import adopt_orphans, end_descendants
+from warmstate.cluster.launch.process_tree import adopt_orphans, end_descendants
 adopt_orphans()
 subprocess.run(["sh", "-c", "sleep 1000 & echo"], stdout=subprocess.DEVNULL, check=True)
 stubborn = "import signal as s, time; s.signal(s.SIGTERM, s.SIG_IGN); print('up', flush=True); time.sleep(1000)"
@@ -22,7 +22,7 @@ time.sleep(1000)
 
 CHILD = """
 import sys, time
-from warmstate.cluster.process_tree import die_with_parent
+from warmstate.cluster.launch.process_tree import die_with_parent
 die_with_parent()
 print("up", flush=True)
 try:
@@ -74,7 +74,9 @@ def test_a_child_is_told_when_its_parent_is_killed() -> None:
 
 
 def test_the_supervisor_passes_on_the_exit_code_and_the_output() -> None:
-    supervise = "import sys; from warmstate.cluster.supervisor import supervise; sys.exit(supervise(sys.argv[1:]))"
+    supervise = (
+        "import sys; from warmstate.cluster.launch.supervisor import supervise; sys.exit(supervise(sys.argv[1:]))"
+    )
     process = start("-c", supervise, "version")
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "0.1.0\n")

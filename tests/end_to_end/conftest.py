@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from warmstate.models.demo_checkpoint import write_demo_checkpoint
+from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 60

@@ -13,9 +13,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers.models import qwen3_5, qwen3_5_moe, qwen3_next
 
+from warmstate.models.checkpoints.expected_tensors import expected_tensors
 from warmstate.models.config import read_config
-from warmstate.models.demo_checkpoint import FAMILIES, demo_config, demo_dialect, write_demo_checkpoint
-from warmstate.models.expected_tensors import expected_tensors
+from warmstate.models.demo.demo_checkpoint import FAMILIES, demo_config, demo_dialect, write_demo_checkpoint
 
 HfCheckpoint = Callable[..., tuple[Path, Any]]
 DemoCheckpoint = Callable[..., Path]

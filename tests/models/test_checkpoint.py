@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from warmstate.models.checkpoint import INDEX_NAME, read_header, read_index
+from warmstate.models.checkpoints.checkpoint import INDEX_NAME, read_header, read_index
 from warmstate.models.errors import CheckpointError, MissingFile, TensorMismatch, TruncatedFile, UnsupportedCheckpoint
 
 A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

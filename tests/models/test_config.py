@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from warmstate.models.config import read_config
-from warmstate.models.demo_tokenizer import END_OF_TURN, token_id, write_tokenizer
+from warmstate.models.demo.demo_tokenizer import END_OF_TURN, token_id, write_tokenizer
 from warmstate.models.errors import CheckpointError, MissingFile, UnsupportedCheckpoint
 
 DENSE: dict[str, Any] = {

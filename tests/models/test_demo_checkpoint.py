@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from warmstate.models.checkpoint import INDEX_NAME, read_index
+from warmstate.models.checkpoints.checkpoint import INDEX_NAME, read_index
+from warmstate.models.checkpoints.preflight import preflight
+from warmstate.models.checkpoints.shard_writer import write_shards
 from warmstate.models.config import read_config
-from warmstate.models.demo_checkpoint import FAMILIES, SIZES, demo_config, write_demo_checkpoint
+from warmstate.models.demo.demo_checkpoint import FAMILIES, SIZES, demo_config, write_demo_checkpoint
 from warmstate.models.errors import CheckpointError
-from warmstate.models.preflight import preflight
-from warmstate.models.shard_writer import write_shards
 
 PROMPT = torch.arange(32, 96)[None]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from warmstate.models.demo_tokenizer import (
+from warmstate.models.demo.demo_tokenizer import (
     CONTROL_TOKENS,
     END_OF_TURN,
     TAG_TOKENS,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from warmstate.models.checkpoint import read_index
+from warmstate.models.checkpoints.checkpoint import read_index
+from warmstate.models.checkpoints.dialects import Dialect, canonical_name, probe_dialect
+from warmstate.models.checkpoints.loading import load_weights
+from warmstate.models.checkpoints.preflight import preflight
 from warmstate.models.config import read_config
-from warmstate.models.dialects import Dialect, canonical_name, probe_dialect
 from warmstate.models.errors import TensorMismatch, UnsupportedCheckpoint
-from warmstate.models.loading import load_weights
-from warmstate.models.preflight import preflight
 from warmstate.models.ranks import RankSlice
 
 Tensors = dict[str, torch.Tensor]

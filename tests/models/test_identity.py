@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from warmstate.models.checkpoints.identity import namespace_facts
 from warmstate.models.errors import CheckpointError
-from warmstate.models.identity import namespace_facts
 
 
 def facts(path: Path, dtype: torch.dtype = torch.float32, deterministic: bool = True) -> dict[str, bytes]:

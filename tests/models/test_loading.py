@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from warmstate.models.checkpoints.loading import load_weights
 from warmstate.models.config import read_config
-from warmstate.models.demo_checkpoint import write_demo_checkpoint
-from warmstate.models.loading import load_weights
+from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
 from warmstate.models.ranks import RankSlice
 
 FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe")
@@ -206,7 +206,7 @@ MEASURE = """
 import sys, torch
 from pathlib import Path
 from warmstate.models.config import read_config
-from warmstate.models.loading import load_weights
+from warmstate.models.checkpoints.loading import load_weights
 from warmstate.models.ranks import RankSlice
 torch.set_num_threads(1)
 path = Path(sys.argv[1])

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from warmstate.models.checkpoints.loading import load_weights
 from warmstate.models.config import read_config
 from warmstate.models.errors import UnsupportedLayout
-from warmstate.models.loading import load_weights
 from warmstate.models.ranks import RankSlice
 
 ONE_RANK = RankSlice()

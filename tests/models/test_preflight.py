@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from warmstate.models.checkpoints.preflight import preflight
 from warmstate.models.errors import CheckpointError, MissingFile, TensorMismatch, UnsupportedCheckpoint
-from warmstate.models.preflight import preflight
 
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 GATE = "model.layers.0.mlp.gate_proj.weight"

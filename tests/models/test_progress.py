@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from warmstate.models.progress import LoadingBar
+from warmstate.models.checkpoints.progress import LoadingBar
 
 
 class Terminal(io.StringIO):

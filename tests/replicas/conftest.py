@@ -27,18 +27,18 @@ from warmstate.models.backend import (
     StepOutput,
     StepPlan,
 )
+from warmstate.models.checkpoints.loading import load_weights
 from warmstate.models.config import read_config
-from warmstate.models.demo_checkpoint import write_demo_checkpoint
+from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
 from warmstate.models.errors import BackendError
-from warmstate.models.loading import load_weights
 from warmstate.models.qwen_hybrid import QwenHybrid
 from warmstate.models.ranks import RankSlice
 from warmstate.models.torch_backend import TorchBackend
+from warmstate.replicas.cache.state_codec import CheckpointNames
+from warmstate.replicas.cache.store_link import StoreLink
 from warmstate.replicas.config import CacheConfig, EngineConfig
 from warmstate.replicas.engine import Engine
 from warmstate.replicas.messages import GenerateRequest, SamplingParams, TokenLogprobs
-from warmstate.replicas.state_codec import CheckpointNames
-from warmstate.replicas.store_link import StoreLink
 
 NAMESPACE = bytes(32)
 FAKE_VOCAB = 97

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmstate.replicas.placement import checkpoint_positions, last_usable_boundary
+from warmstate.replicas.cache.placement import checkpoint_positions, last_usable_boundary
 
 
 @pytest.mark.parametrize(

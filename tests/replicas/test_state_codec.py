@@ -8,7 +8,7 @@ import torch
 from warmstate.cache_store.keys import chain_root, prefix_keys
 from warmstate.cache_store.store import Part
 from warmstate.models.backend import SequenceState, StateShapes
-from warmstate.replicas.state_codec import CheckpointBuffers, CheckpointNames, encode_checkpoint, state_bytes
+from warmstate.replicas.cache.state_codec import CheckpointBuffers, CheckpointNames, encode_checkpoint, state_bytes
 
 SHAPES = [
     StateShapes(3, 4, 8, 5, 7, 4, 2, 2, 6, torch.bfloat16),

@@ -1,0 +1,165 @@
+"""Owns the routes of the OpenAI-compatible API. Knows no Ray: whatever hosts an ASGI application can host it."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from warmstate.cluster.api.answer import Answer
+from warmstate.cluster.api.chat_service import ChatService, RequestContext
+from warmstate.cluster.api.health import health_report
+from warmstate.cluster.api.http_guard import REQUEST_ID_HEADER, RequestGuard, error_response, read_body
+from warmstate.cluster.api.openai_api import ChatCompletionBody, CompletionBody, GenerationBody
+from warmstate.cluster.api.replica_series import ReplicaStats, StatsSource
+from warmstate.cluster.api.request_parsing import RequestParser
+from warmstate.cluster.api.streaming import CLIENT_LEFT, ClientLeft, EventStream, while_connected
+from warmstate.cluster.errors import ApiError, GenerationFailed, InvalidRequest, NotFound
+
+REPLICA_HEADER = "x-warmstate-replica"
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+Begin = Callable[[BodyT, RequestContext], Coroutine[Any, Any, Answer]]
+
+
+def no_stats() -> ReplicaStats:
+    """The figures of no replica at all."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What the API lets in. `api_keys` maps a tenant's name to its key; empty means that nobody is asked for one."""
+
+    max_body_bytes: int = 32 << 20
+    api_keys: Mapping[str, str] = field(default_factory=dict)
+
+
+def build_http_app(
+    service: ChatService, limits: HttpLimits = HttpLimits(), replica_stats: StatsSource = no_stats
+) -> FastAPI:
+    """The application; `replica_stats` is asked at each scrape of /metrics for figures to add."""
+    app = FastAPI(title="warmstate", version=version("warmstate"), description="OpenAI-compatible API")
+    app.add_middleware(RequestGuard, api_keys=limits.api_keys)
+    routes = _Routes(service, limits, replica_stats)
+    app.add_api_route("/v1/chat/completions", routes.chat_completions, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/completions", routes.completions, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/models", routes.models, methods=["GET"], response_model=None)
+    app.add_api_route("/v1/models/{model_id:path}", routes.model, methods=["GET"], response_model=None)
+    app.add_api_route("/health", routes.health, methods=["GET"], response_model=None)
+    app.add_api_route("/metrics", routes.metrics, methods=["GET"], response_model=None)
+    app.add_api_route("/version", routes.version, methods=["GET"], response_model=None)
+    app.add_exception_handler(ApiError, routes.api_error)
+    app.add_exception_handler(HTTPException, routes.http_error)
+    app.add_exception_handler(ClientLeft, _client_left)
+    app.add_exception_handler(ClientDisconnect, _client_left)
+    app.add_exception_handler(Exception, routes.unforeseen_error)
+    return app
+
+
+class _Routes:
+    def __init__(self, service: ChatService, limits: HttpLimits, replica_stats: StatsSource) -> None:
+        self._service = service
+        self._limits = limits
+        self._replica_stats = replica_stats
+        self._parser = RequestParser()
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._answer(request, ChatCompletionBody, self._service.chat)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, CompletionBody, self._service.complete)
+
+    async def _answer(self, request: Request, kind: type[BodyT], begin: Begin[BodyT]) -> Response:
+        content = await read_body(request, self._limits.max_body_bytes)
+        body = self._parser.parse(kind, content)
+        started = begin(body, _context(request, len(content)))
+        if body.stream:
+            answer = await while_connected(request.receive, started)
+            return EventStream(answer, _headers(answer))
+        whole, headers = await while_connected(request.receive, _whole(started))
+        return Response(whole, headers=headers, media_type="application/json")
+
+    async def models(self) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, model_id: str) -> Response:
+        if model_id != self._service.card.served_name:
+            raise NotFound(f"The model {model_id[:200]!r} does not exist", param="model", code="model_not_found")
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        card = self._service.card
+        return {
+            "id": card.served_name,
+            "object": "model",
+            "created": card.created,
+            "owned_by": "warmstate",
+            "root": card.served_name,
+            "parent": None,
+            "max_model_len": card.max_model_len,
+        }
+
+    async def health(self) -> Response:
+        report = health_report(await self._service.phases())
+        headers = None if report.is_ready else {"retry-after": "1"}
+        return JSONResponse(report.fields(), 200 if report.is_ready else 503, headers)
+
+    async def metrics(self) -> Response:
+        text = self._service.metrics.text(self._replica_stats())
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def version(self) -> Response:
+        return JSONResponse({"version": version("warmstate")})
+
+    async def api_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        self._service.metrics.count_error(error.status)
+        return error_response(error)
+
+    async def http_error(self, request: Request, error: Exception) -> Response:
+        """Routing's own errors, in OpenAI's shape."""
+        assert isinstance(error, HTTPException)
+        where = f"{request.method} {request.url.path[:200]}"
+        kind = NotFound if error.status_code == 404 else InvalidRequest
+        self._service.metrics.count_error(error.status_code)
+        response = error_response(kind(f"{where}: {error.detail}"))
+        response.status_code = error.status_code
+        response.headers.update(error.headers or {})
+        return response
+
+    async def unforeseen_error(self, request: Request, error: Exception) -> Response:
+        """A bug of ours: the server logs the traceback, the client learns only that it was not its fault."""
+        self._service.metrics.count_error(500)
+        response = error_response(GenerationFailed("internal error; the server's log has the details"))
+        # This handler runs outside the guard, which would have set it.
+        response.headers[REQUEST_ID_HEADER] = request.state.request_id
+        return response
+
+
+async def _whole(started: Coroutine[Any, Any, Answer]) -> tuple[bytes, dict[str, str]]:
+    answer = await started
+    return await answer.whole(), _headers(answer)
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_LEFT)
+
+
+def _context(request: Request, body_bytes: int) -> RequestContext:
+    return RequestContext(
+        request_id=request.state.request_id,
+        tenant=request.state.tenant,
+        replica_id=request.headers.get(REPLICA_HEADER) or None,
+        body_bytes=body_bytes,
+    )
+
+
+def _headers(answer: Answer) -> dict[str, str]:
+    return {REPLICA_HEADER: ",".join(answer.replica_ids)}

@@ -1,0 +1,180 @@
+"""From a configuration and the headers of a checkpoint to exact settings. Reads no weights and starts nothing."""
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import huggingface_hub
+import psutil
+import torch
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from warmstate.cache_store.embedded import find_server_binary
+from warmstate.cache_store.errors import EmbeddedServerError
+from warmstate.cluster.config import AppConfig
+from warmstate.cluster.launch.launch_errors import ConfigError, MemoryShort
+from warmstate.models.backend import BLOCK_TOKENS
+from warmstate.models.checkpoints.preflight import CheckpointSummary, preflight
+from warmstate.replicas.config import CacheConfig, EngineConfig, ReplicaConfig, StoreConfig
+
+DEFAULT_KV_TOKENS = 65_536
+PROCESS_BYTES = 1_400 << 20
+"""All but the replicas; measured as 1,250 MiB (proportional set size, Ray 2.60, an empty store)."""
+
+REPLICA_BYTES = 300 << 20
+"""A replica's interpreter with torch and Ray, before any weight; measured as 240 MiB."""
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.jinja"]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """Everything decided before the first process starts."""
+
+    config: AppConfig
+    summary: CheckpointSummary
+    served_name: str
+    replica: ReplicaConfig
+
+    @property
+    def model_path(self) -> Path:
+        return self.summary.path
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of one replica."""
+        return self.summary.loaded_bytes(self.replica.dtype.itemsize)
+
+    @property
+    def kv_bytes(self) -> int:
+        """KV blocks and GDN slots of one replica."""
+        shapes = self.summary.config.state_shapes(self.replica.dtype)
+        kv = math.prod(shapes.kv_shape(self.replica.engine.kv_tokens)) * self.replica.dtype.itemsize
+        slot = math.prod(shapes.rec_shape()) * 4 + math.prod(shapes.conv_shape()) * self.replica.dtype.itemsize
+        return kv + slot * self.replica.engine.max_sequences
+
+    @property
+    def needed_bytes(self) -> int:
+        """Of the whole application on one machine, with empty prefix caches."""
+        return PROCESS_BYTES + self.config.replicas * (REPLICA_BYTES + self.weight_bytes + self.kv_bytes)
+
+
+def plan_launch(config: AppConfig) -> LaunchPlan:
+    """Raises `CheckpointError` when the checkpoint cannot be served and `ConfigError` when the sizes contradict it."""
+    path = find_checkpoint(config.model.path)
+    summary = preflight(path)
+    if config.store.kind == "embedded":
+        _check_server_binary()
+    dtype = _dtype(config, summary)
+    return LaunchPlan(
+        config=config,
+        summary=summary,
+        served_name=config.model.served_name or _default_name(config.model.path),
+        replica=ReplicaConfig(
+            model_path=path,
+            dtype=dtype,
+            deterministic=_deterministic(config, dtype),
+            num_threads=config.engine.num_threads or max(1, (os.cpu_count() or 1) // config.replicas),
+            engine=_engine(config, summary),
+            cache=CacheConfig(host_bytes=int(config.cache.host_bytes), enabled=config.cache.enabled),
+            store=_store(config),
+        ),
+    )
+
+
+def find_checkpoint(name: str) -> Path:
+    """A directory as it is; else the snapshot of a Hugging Face id, downloaded if need be.
+
+    Raises `ConfigError` when it is neither.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists() or not _HUB_ID.fullmatch(name):
+        raise ConfigError(f"model.path {name}: no such directory; expected a checkpoint directory or a Hugging Face id")
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=_CHECKPOINT_FILES))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ConfigError(f"model.path {name}: no such directory, and Hugging Face gives: {error}") from error
+
+
+def _default_name(name: str) -> str:
+    """A Hugging Face id names itself; a directory is named by its last part."""
+    path = Path(name).expanduser()
+    return path.resolve().name if path.exists() else name
+
+
+def _check_server_binary() -> None:
+    try:
+        find_server_binary()
+    except EmbeddedServerError as error:
+        raise ConfigError(f"{error} with --redis-url (store.kind redis), or do without: store.kind none") from error
+
+
+def _dtype(config: AppConfig, summary: CheckpointSummary) -> torch.dtype:
+    if config.model.dtype == "auto":
+        largest = max(summary.bytes_by_dtype, key=lambda name: summary.bytes_by_dtype[name])
+        return torch.float32 if largest == "F32" else torch.bfloat16
+    return torch.float32 if config.model.dtype == "float32" else torch.bfloat16
+
+
+def _deterministic(config: AppConfig, dtype: torch.dtype) -> bool:
+    if config.model.deterministic is None:
+        return dtype is torch.float32
+    if dtype is torch.float32 and not config.model.deterministic:
+        raise ConfigError("model.deterministic: float32 is always deterministic; leave it out or use bfloat16")
+    return config.model.deterministic
+
+
+def _engine(config: AppConfig, summary: CheckpointSummary) -> EngineConfig:
+    engine, longest = config.engine, summary.config.max_position_embeddings
+    if engine.max_model_len is not None and engine.max_model_len > longest:
+        raise ConfigError(f"engine.max_model_len {engine.max_model_len} is more than the model's {longest} positions")
+    max_model_len = engine.max_model_len or min(longest, engine.kv_tokens or DEFAULT_KV_TOKENS)
+    kv_tokens = engine.kv_tokens or max(DEFAULT_KV_TOKENS, max_model_len)
+    if kv_tokens < max_model_len:
+        raise ConfigError(
+            f"engine.kv_tokens {kv_tokens} cannot hold one sequence of engine.max_model_len {max_model_len}; "
+            "raise the first or lower the second"
+        )
+    return EngineConfig(
+        max_model_len=max_model_len,
+        max_batch_tokens=engine.max_batch_tokens,
+        max_sequences=engine.max_sequences,
+        max_queue=engine.max_queue,
+        kv_tokens=-(-kv_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
+    )
+
+
+def _store(config: AppConfig) -> StoreConfig:
+    """The embedded store's url and password are not known before it runs; see `store_deployment`."""
+    store = config.store
+    return StoreConfig(
+        url=store.url,
+        password=config.redis_password() if store.kind == "redis" else None,
+        connect_timeout_s=store.connect_timeout_s,
+        operation_timeout_s=store.operation_timeout_s,
+        ttl_s=store.ttl_s,
+        max_object_bytes=int(store.max_object_bytes),
+    )
+
+
+def check_memory(plan: LaunchPlan) -> None:
+    """Raises `MemoryShort` with the numbers when the application cannot fit what this machine has free."""
+    available = psutil.virtual_memory().available
+    if plan.needed_bytes <= available:
+        return
+    count = plan.config.replicas
+    raise MemoryShort(
+        f"{count} replicas need about {_gib(plan.needed_bytes)}, {_gib(available)} is free: per replica "
+        f"{_gib(plan.weight_bytes)} of weights and {_gib(plan.kv_bytes)} for {plan.replica.engine.kv_tokens} tokens, "
+        f"besides {_gib(PROCESS_BYTES + count * REPLICA_BYTES)} for Ray and the processes; "
+        "use fewer --replicas, a smaller --max-model-len with engine.kv_tokens, or --dtype bfloat16"
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB"

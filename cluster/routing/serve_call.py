@@ -1,0 +1,29 @@
+"""The call from the ingress to a replica through a Ray Serve handle, and what Ray raises on the way."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from warmstate.cluster.routing.router import RouteHint
+from warmstate.cluster.routing.serve_client import CallBroken, ReplicaCall, RoutedReply
+from warmstate.replicas.messages import GenerateRequest
+
+
+def serve_call(handle: Any) -> ReplicaCall:
+    """The call that goes through a Serve deployment handle to `ReplicaDeployment.generate`."""
+    method = handle.options(method_name="generate", stream=True)
+
+    async def call(request: GenerateRequest, route: RouteHint) -> AsyncGenerator[RoutedReply, None]:
+        response = method.remote(request, route=route)
+        try:
+            async for routed in response:
+                yield routed
+        except (RayError, RayServeException, grpc.aio.AioRpcError) as error:
+            raise CallBroken(f"{type(error).__name__}: {error}") from error
+        finally:
+            response.cancel()
+
+    return call

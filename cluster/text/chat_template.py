@@ -1,0 +1,172 @@
+"""Owns messages to prompt: the checkpoint's Jinja template, and which positions of the prompt other prompts will share.
+
+Knows no HTTP and no sampling. Rendering is Hugging Face's own, in its sandbox.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from warmstate.cluster.errors import InvalidRequest
+from warmstate.cluster.text.reasoning import THINK_END, THINK_START
+from warmstate.cluster.text.tokenizer import EncodedText, TokenIds, Tokenizer
+from warmstate.models.checkpoints.json_fields import read_json
+from warmstate.models.errors import CheckpointError, MissingFile
+
+Message = Mapping[str, Any]
+
+# A template calls `raise_exception`, or trips over a value that it did not expect.
+_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+
+# Differs from any text a user is likely to begin with, and survives the `trim` of templates.
+_OTHER_USER = {"role": "user", "content": "\x01"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What a request may change about rendering; `extra` is the request's chat_template_kwargs."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    extra: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt in tokens. `marks` are positions worth a checkpoint, ascending, each at an added token such as
+    `<|im_start|>`: tokenisation never reaches across those, so other prompts share exactly the tokens before."""
+
+    token_ids: TokenIds
+    marks: tuple[int, ...]
+    starts_in_reasoning: bool
+
+
+class ChatTemplate:
+    """Renders conversations of one model. Thread-safe."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer, special_tokens: Mapping[str, str] | None = None) -> None:
+        self._source = source
+        self._tokenizer = tokenizer
+        self._special_tokens = dict(special_tokens or {})
+        self._knows_thinking = all(tokenizer.token_id(tag) is not None for tag in (THINK_START, THINK_END))
+
+    @classmethod
+    def from_directory(cls, path: Path, tokenizer: Tokenizer) -> "ChatTemplate":
+        """Reads chat_template.jinja, else tokenizer_config.json's template; raises `MissingFile` without either."""
+        config_file = path / "tokenizer_config.json"
+        config = read_json(config_file) if config_file.is_file() else {}
+        file = path / "chat_template.jinja"
+        source = file.read_text(encoding="utf-8") if file.is_file() else _default_of(config.get("chat_template"))
+        if source is None:
+            raise MissingFile(f"{path}: no chat template, neither chat_template.jinja nor in tokenizer_config.json")
+        return cls(source, tokenizer, _special_tokens(config))
+
+    def render(self, messages: Sequence[Message], options: ChatOptions) -> RenderedPrompt:
+        """Renders and tokenises, once; raises `InvalidRequest` with the template's own words when it refuses."""
+        messages = self._known_roles(messages)
+        text = self._render_text(messages, options)
+        encoded = self._tokenizer.encode(text)
+        turn_start = self._turn_start(text, messages, options)
+        shared = (turn_start, *self._shared_with_others(text, messages, options))
+        marks = {self._mark(encoded, char) for char in shared if char is not None}
+        opened = text[turn_start or 0 :]
+        return RenderedPrompt(
+            encoded.token_ids,
+            tuple(sorted(marks - {0})),
+            self._knows_thinking and opened.rfind(THINK_START) > opened.rfind(THINK_END),
+        )
+
+    def _known_roles(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """OpenAI's newer name for system, where the template does not know it."""
+        if "developer" in self._source:
+            return messages
+        return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+
+    def _turn_start(self, text: str, messages: Sequence[Message], options: ChatOptions) -> int | None:
+        """Where the last turn's generation prompt (or the message to be continued) begins."""
+        if options.continue_final_message:
+            messages = messages[:-1]
+        return self._divergence(text, messages, ChatOptions(options.tools, False, False, options.extra))
+
+    def _shared_with_others(
+        self, text: str, messages: Sequence[Message], options: ChatOptions
+    ) -> tuple[int | None, ...]:
+        """What another conversation with the same system and tools shares, and, where tool results are being
+        answered, what is left of this one when the user speaks next (templates rewrite the thinking before)."""
+        others = ChatOptions(options.tools, False, False, options.extra)
+        leading = (i for i, m in enumerate(messages) if m["role"] not in ("system", "developer"))
+        num_system = next(leading, len(messages))
+        system = self._divergence(text, [*messages[:num_system], _OTHER_USER], others)
+        if messages[-1]["role"] != "tool":
+            return (system,)
+        return system, self._divergence(text, [*messages, _OTHER_USER], others)
+
+    def _divergence(self, text: str, messages: Sequence[Message], options: ChatOptions) -> int | None:
+        """Where `text` and another rendering go apart; None when the template refuses that one.
+
+        Where both go on, differently, it is the last character they share: what follows decides about its token.
+        """
+        if not messages:
+            return None
+        try:
+            other = self._render_text(messages, options)
+        except InvalidRequest:
+            return None
+        shared = shared_length(text, other)
+        return shared if shared == len(other) else max(shared - 1, 0)
+
+    def _mark(self, encoded: EncodedText, char: int) -> int:
+        """The last added token that begins at or before `char`; 0 when there is none."""
+        index = encoded.token_at(char)
+        while index > 0 and int(encoded.token_ids[index]) not in self._tokenizer.added_ids:
+            index -= 1
+        return index
+
+    def _render_text(self, messages: Sequence[Message], options: ChatOptions) -> str:
+        try:
+            texts, _ = render_jinja_template(
+                conversations=[list(messages)],
+                tools=list(options.tools) if options.tools else None,
+                chat_template=self._source,
+                add_generation_prompt=options.add_generation_prompt,
+                continue_final_message=options.continue_final_message,
+                **{**self._special_tokens, **(options.extra or {})},
+            )
+        except _REFUSALS as error:
+            raise InvalidRequest(f"messages: the chat template refused them: {error}", param="messages") from error
+        return str(texts[0])
+
+
+def shared_length(first: str, second: str) -> int:
+    """Length of the common beginning of two texts, by bisection over whole-slice comparisons."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _default_of(template: Any) -> str | None:
+    """tokenizer_config.json holds one template, or a list of named ones of which "default" is used."""
+    if template is None or isinstance(template, str):
+        return template
+    named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+    default = named.get("default")
+    if not isinstance(default, str):
+        raise CheckpointError(f"tokenizer_config.json: chat_template has no default among {sorted(map(str, named))}")
+    return default
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token, ... as templates see them; a token is a string or an object with `content`."""
+    tokens = {name: value for name, value in config.items() if name.endswith("_token") and not name.startswith("add_")}
+    contents = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
+    return {name: content for name, content in contents.items() if isinstance(content, str)}

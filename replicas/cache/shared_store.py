@@ -1,0 +1,66 @@
+"""Owns one replica's ties to the shared store: objects, events and index, opened and closed together."""
+
+import asyncio
+import time
+
+from warmstate.cache_store.event_follower import EventFollower
+from warmstate.cache_store.event_log import EventLog
+from warmstate.cache_store.prefix_index import PrefixIndex
+from warmstate.cache_store.redis_client import StoreAddress
+from warmstate.cache_store.redis_store import RedisStore
+from warmstate.replicas.cache.state_codec import CheckpointNames
+from warmstate.replicas.cache.store_directory import EventDirectory
+from warmstate.replicas.cache.store_link import StoreLink
+from warmstate.replicas.config import StoreConfig
+
+_DRAIN_TIMEOUT_S = 2.0
+_CATCH_UP_S = 1.0
+
+
+def new_epoch() -> int:
+    """Tells one life of a replica from the next; grows."""
+    return time.time_ns() // 1_000_000
+
+
+def store_address(config: StoreConfig) -> StoreAddress | None:
+    """Where the store is; None when this replica shares nothing."""
+    if config.url is None:
+        return None
+    return StoreAddress(config.url, config.password, config.connect_timeout_s, config.operation_timeout_s)
+
+
+class SharedStore:
+    """Opens lazily and never fails for a server that is away: that is counted, and tried again."""
+
+    def __init__(
+        self,
+        address: StoreAddress,
+        config: StoreConfig,
+        names: CheckpointNames,
+        replica_id: str,
+        epoch: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        index = PrefixIndex()
+        self._store = RedisStore(address, ttl_s=config.ttl_s, max_object_bytes=config.max_object_bytes, epoch=epoch)
+        self._log = EventLog(address, names.namespace, replica_id, epoch)
+        self._follower = EventFollower(address, names.namespace, index)
+        self.directory = EventDirectory(index, self._log, epoch)
+        # A little more than one operation may take, so that the store's breaker hears of the operation that was late.
+        timeout_s = config.connect_timeout_s + config.operation_timeout_s
+        self.link = StoreLink(self._store, self.directory, names, loop, timeout_s)
+
+    async def catch_up(self) -> None:
+        """Waits a moment for the index to know what the store holds; a store that is away costs no more than that."""
+        await asyncio.to_thread(self._follower.wait_caught_up, _CATCH_UP_S)
+
+    def stats(self) -> dict[str, float]:
+        sources = (self._store.stats(), self._log.stats(), self._follower.stats())
+        return {f"store_{name}": value for source in sources for name, value in source.items()}
+
+    async def close(self) -> None:
+        """Gives what is being published a moment to end, and lets go of the server."""
+        await self.link.close(_DRAIN_TIMEOUT_S)
+        await asyncio.to_thread(self._log.close)
+        await asyncio.to_thread(self._follower.close)
+        await self._store.close()
