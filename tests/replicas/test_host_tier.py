@@ -8,8 +8,8 @@ import torch
 
 from warmstate.cache_store.keys import chain_root, prefix_keys
 from warmstate.models.backend import SequenceState
-from warmstate.replicas.host_tier import HostTier
-from warmstate.replicas.state_codec import CheckpointNames, as_part, encode_checkpoint, new_segment
+from warmstate.replicas.cache.host_tier import HostTier
+from warmstate.replicas.cache.state_codec import CheckpointNames, as_part, encode_checkpoint, new_segment
 
 KEYS = prefix_keys(list(range(640)), chain_root())
 OTHER_KEYS = prefix_keys(list(range(1, 641)), chain_root())

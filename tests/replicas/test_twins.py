@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from warmstate.replicas.cache.twins import PendingPrefixes
 from warmstate.replicas.sequence import Sequence
-from warmstate.replicas.twins import PendingPrefixes
 
 KEYS = [bytes([i]) * 32 for i in range(4)]
 
