@@ -11,6 +11,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "installing torch and warmstate into $(VENV); this takes a few minutes the first time"
 	$(BIN)/python -m pip install --quiet "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
 	touch $(STAMP)
@@ -19,7 +20,7 @@ $(DEMO)/config.json: | $(STAMP)
 	$(BIN)/warmstate demo-model $(DEMO)
 
 serve: $(STAMP) $(DEMO)/config.json
-	$(BIN)/warmstate serve $(DEMO) --replicas 2
+	$(BIN)/warmstate serve $(DEMO) --replicas 2 --dtype float32 --served-model-name demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not long"
@@ -33,7 +34,10 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/warmstate bench
+	$(BIN)/python tests/bench/bench_torch_backend.py
+	$(BIN)/python tests/bench/bench_http.py
+	$(BIN)/python tests/bench/bench_long_prompt.py
+	$(BIN)/python tests/bench/bench_store.py
 
 clean:
 	rm -rf $(VENV) $(DEMO) build dist *.egg-info

@@ -84,7 +84,7 @@ class Transformers:
         @torch.inference_mode()
         def decode() -> None:
             for _ in range(DECODE_STEPS):
-                self._model(tokens[:, :1], use_cache=True, past_key_values=cache)
+                self._model(tokens[:, :1], use_cache=True, cache=cache)
 
         return decode
 
