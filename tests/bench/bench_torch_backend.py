@@ -1,6 +1,7 @@
 """Compares TorchBackend with transformers, interleaved in one process, on the Qwen3.5-0.8B dense shape in bfloat16.
 
     python tests/bench/bench_torch_backend.py [--layers 24] [--rounds 3] [--threads 2] [--dtype bfloat16]
+        [--only decode]
 
 Prints tokens per second of both and their ratio for prefill 512 and 2048 and decode of 1 and 8 sequences.
 """
@@ -22,6 +23,7 @@ from warmstate.models.torch_backend import TorchBackend
 CONTEXT = 256
 DECODE_STEPS = 8
 VOCAB = 248_320
+CASES = (("decode", 1, CONTEXT), ("decode", 8, CONTEXT), ("prefill", 1, 512), ("prefill", 1, 2048))
 
 
 def make_model(num_layers: int, dtype: torch.dtype) -> Any:
@@ -110,6 +112,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--only", choices=("decode", "prefill"))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     dtype = getattr(torch, arguments.dtype)
@@ -119,7 +122,9 @@ def main() -> None:
         backend = TorchBackend.load(Path(directory), dtype, False, num_slots=8, num_blocks=64, max_model_len=4096)
     runners = Ours(backend), Transformers(model)
     tokens = torch.randint(0, VOCAB, (2048,), generator=torch.Generator().manual_seed(1))
-    for case in (("decode", 1, CONTEXT), ("decode", 8, CONTEXT), ("prefill", 1, 512), ("prefill", 1, 2048)):
+    for case in CASES:
+        if arguments.only not in (None, case[0]):
+            continue
         results = np.array([[measure(runner, case, tokens) for runner in runners] for _ in range(arguments.rounds)])
         ours, theirs = np.median(results, axis=0)
         print(
