@@ -16,6 +16,9 @@ BLOCK_TOKENS = 64
 SEGMENT_TOKENS = 256
 """Tokens of attention KV per stored segment; a multiple of `BLOCK_TOKENS`."""
 
+KEY_BYTES = 32
+"""Bytes of a prefix key, a whole SHA-256."""
+
 _VERSION = b"warmstate/1"
 
 
@@ -55,6 +58,11 @@ def prefix_keys(tokens: npt.NDArray[np.uint32] | Sequence[int], root: bytes) -> 
         key = extend_chain(key, ids[end - BLOCK_TOKENS : end])
         keys.append(key)
     return keys
+
+
+def split_keys(joined: bytes) -> list[bytes]:
+    """The prefix keys that lie end to end in `joined`."""
+    return [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]
 
 
 def namespace_digest(facts: Mapping[str, bytes]) -> bytes:

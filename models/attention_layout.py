@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from warmstate.kernels.attention_torch import KeyTile, QueryTiles
-from warmstate.models.backend import BLOCK_TOKENS, PlanRow, StepPlan
+from warmstate.models.backend import BLOCK_TOKENS, PlanRow, StepPlan, blocks_for
 
 Indices = npt.NDArray[np.int64]
 
@@ -115,7 +115,7 @@ def _pages(rows: Sequence[PlanRow], row_of_tile: Indices, num_key_tiles: int, ti
     per_tile = tiling.key_tile // BLOCK_TOKENS
     tables = np.zeros((len(row_of_tile), num_key_tiles * per_tile), dtype=np.int64)
     for i, index in enumerate(row_of_tile):
-        num_blocks = min(-(-(rows[index].start + rows[index].count) // BLOCK_TOKENS), tables.shape[1])
+        num_blocks = min(blocks_for(rows[index].start + rows[index].count), tables.shape[1])
         tables[i, :num_blocks] = rows[index].block_table[:num_blocks]
     blocks = tables.reshape(len(row_of_tile), num_key_tiles, 1, per_tile).transpose(1, 0, 2, 3)
     pages: Indices = blocks * tiling.num_kv_heads + np.arange(tiling.num_kv_heads)[:, None]

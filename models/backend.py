@@ -22,6 +22,16 @@ BLOCK_TOKENS = 64
 MAX_HEAD_GROUPS = 4
 
 
+def blocks_for(num_tokens: int) -> int:
+    """Blocks that hold `num_tokens` tokens."""
+    return -(-num_tokens // BLOCK_TOKENS)
+
+
+def floor_to_block(position: int) -> int:
+    """The last block boundary at or before `position`."""
+    return position // BLOCK_TOKENS * BLOCK_TOKENS
+
+
 @dataclass(frozen=True, slots=True)
 class StateShapes:
     """Sizes of one sequence's state in the canonical layout; `dtype` is that of conv and KV, recurrent is float32."""

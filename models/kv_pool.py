@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from warmstate.models.backend import BLOCK_TOKENS, StateShapes
+from warmstate.models.backend import BLOCK_TOKENS, StateShapes, blocks_for
 
 
 class KvPool:
@@ -50,7 +50,7 @@ class KvPool:
 def _pieces(blocks: Sequence[int], start: int, stop: int) -> list[tuple[int, int, range]]:
     """(block, offset within [start, stop), rows of the block) for each block that the positions touch."""
     pieces = []
-    for index in range(start // BLOCK_TOKENS, -(-stop // BLOCK_TOKENS)):
+    for index in range(start // BLOCK_TOKENS, blocks_for(stop)):
         first = max(start, index * BLOCK_TOKENS)
         last = min(stop, (index + 1) * BLOCK_TOKENS)
         pieces.append((blocks[index], first - start, range(first - index * BLOCK_TOKENS, last - index * BLOCK_TOKENS)))

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from warmstate.models.backend import BLOCK_TOKENS, BackendLimits, PlanRow, StepPlan
+from warmstate.models.backend import BLOCK_TOKENS, BackendLimits, PlanRow, StepPlan, blocks_for
 from warmstate.models.errors import BackendError
 
 
@@ -55,7 +55,7 @@ def _check_row(row: PlanRow, limits: BackendLimits, slot_positions: list[int | N
 
 
 def _num_blocks(row: PlanRow) -> int:
-    return -(-(row.start + row.count) // BLOCK_TOKENS)
+    return blocks_for(row.start + row.count)
 
 
 def _check_unique(what: str, ids: npt.NDArray[np.int_] | npt.NDArray[np.int32], step_id: int) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from warmstate.kernels.attention_torch import QueryTiles
 from warmstate.models.attention_layout import build_query_tiles
-from warmstate.models.backend import BLOCK_TOKENS, StateShapes, StepPlan
+from warmstate.models.backend import BLOCK_TOKENS, StateShapes, StepPlan, floor_to_block
 from warmstate.models.tile_layout import TileLayout, build_tile_layout
 
 Indices = npt.NDArray[np.int64]
@@ -123,7 +123,7 @@ def _fresh_blocks(plan: StepPlan) -> Indices:
         [
             row.block_table[end // BLOCK_TOKENS]
             for row in plan.rows
-            if (end := row.start + row.count) % BLOCK_TOKENS and end // BLOCK_TOKENS * BLOCK_TOKENS >= row.start
+            if (end := row.start + row.count) % BLOCK_TOKENS and floor_to_block(end) >= row.start
         ],
         dtype=np.int64,
     )

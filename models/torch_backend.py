@@ -21,6 +21,8 @@ from warmstate.models.backend import (
     StateShapes,
     StepOutput,
     StepPlan,
+    blocks_for,
+    floor_to_block,
 )
 from warmstate.models.checkpoints.loading import Progress, load_weights
 from warmstate.models.config import read_config
@@ -103,7 +105,7 @@ class TorchBackend:
         position = self._positions[slot]
         if position is None:
             raise BackendError(f"slot {slot} was freed or never restored, so it has no position")
-        return position // BLOCK_TOKENS * BLOCK_TOKENS if self._deterministic else position
+        return floor_to_block(position) if self._deterministic else position
 
     def read_state(self, slot: int) -> SequenceState:
         return self._states.read(slot, self.state_position(slot))
@@ -148,7 +150,7 @@ class TorchBackend:
                 )
 
     def _check_kv(self, what: str, blocks: Sequence[int], start: int, stop: int, tensor: torch.Tensor) -> None:
-        needed = -(-stop // BLOCK_TOKENS)
+        needed = blocks_for(stop)
         if not 0 <= start <= stop or len(blocks) < needed:
             raise BackendError(f"{what}: {len(blocks)} blocks do not hold positions [{start}, {stop})")
         check_blocks(np.asarray(blocks[start // BLOCK_TOKENS : needed], dtype=np.int32), self._limits, what)

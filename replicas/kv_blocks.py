@@ -3,13 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from warmstate.models.backend import BLOCK_TOKENS
-
-
-def blocks_for(num_tokens: int) -> int:
-    """Blocks that hold `num_tokens` tokens."""
-    return -(-num_tokens // BLOCK_TOKENS)
-
 
 class BlockPool:
     """Reference-counted blocks 1..num_blocks-1; block 0 is never handed out.

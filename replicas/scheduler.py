@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from warmstate.replicas.cache.placement import floor_to_block
-from warmstate.replicas.kv_blocks import BlockPool, blocks_for
+from warmstate.models.backend import blocks_for, floor_to_block
+from warmstate.replicas.kv_blocks import BlockPool
 from warmstate.replicas.sequence import LoadedPrefix, Sequence, SequenceStatus
 from warmstate.replicas.slots import SlotPool
 

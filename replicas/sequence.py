@@ -7,12 +7,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from warmstate.cache_store.keys import split_keys
 from warmstate.models.backend import BLOCK_TOKENS, SequenceState
 from warmstate.replicas.cache.placement import checkpoint_positions
 from warmstate.replicas.messages import CacheSource, FinishReason, GenerateRequest
 from warmstate.replicas.sampler import draw_seed
-
-KEY_BYTES = 32
 
 
 class SequenceStatus(StrEnum):
@@ -82,8 +81,7 @@ class Sequence:
         self._tokens[: len(prompt)] = prompt
         self.num_tokens = len(prompt)
         self.seed = draw_seed() if self.request.sampling.seed is None else self.request.sampling.seed
-        joined = self.request.prompt_keys[: len(prompt) // BLOCK_TOKENS * KEY_BYTES]
-        self.prefix_keys = tuple(joined[i : i + KEY_BYTES] for i in range(0, len(joined), KEY_BYTES))
+        self.prefix_keys = tuple(split_keys(self.request.prompt_keys)[: len(prompt) // BLOCK_TOKENS])
         positions = checkpoint_positions(self.num_prompt_tokens, self.request.marks)
         self.checkpoints = tuple(p for p in positions if self.find_key(p) is not None)
 

@@ -4,13 +4,11 @@ import dataclasses
 
 import numpy as np
 
-from warmstate.cache_store.keys import BLOCK_TOKENS, extend_chain
+from warmstate.cache_store.keys import BLOCK_TOKENS, KEY_BYTES, extend_chain
 from warmstate.replicas.messages import Accepted, FinishReason, GenerateRequest, Refused, Reply, TokenDelta
 
 RETRIED_STATUSES = frozenset({429, 503})
 """Refusals that speak of the replica and not of the request: another replica may take it."""
-
-KEY_BYTES = 32
 
 
 class Journey:

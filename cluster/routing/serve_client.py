@@ -1,10 +1,11 @@
 """Sends requests to the replica deployment and keeps them alive when a replica is lost. Knows no HTTP and no text."""
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Protocol
 
+from warmstate.cache_store.keys import split_keys
+from warmstate.cache_store.prefix_index import STORE_HOLDER, PrefixIndex
 from warmstate.cluster.errors import ClusterError
 from warmstate.cluster.routing.journey import Journey
 from warmstate.cluster.routing.replica_view import ReplicaView
@@ -12,9 +13,6 @@ from warmstate.cluster.routing.router import RouteHint
 from warmstate.replicas.messages import GenerateRequest, ReplicaPhase, Reply
 
 logger = logging.getLogger(__name__)
-
-KEY_BYTES = 32
-STORE_HOLDER = "store"
 
 RoutedReply = tuple[str, Reply]
 """What a replica's `generate` yields: its own id, and the reply."""
@@ -27,16 +25,10 @@ class CallBroken(ClusterError):
     """The replica died, or the way to it broke, before its last reply."""
 
 
-class PrefixLookup(Protocol):
-    """The part of `cache_store.prefix_index.PrefixIndex` that routing reads."""
-
-    def deepest(self, keys: Sequence[bytes]) -> dict[str, int]: ...
-
-
 class ServeReplicaClient:
     """The `ReplicaClient` over a Serve deployment. One request is sent at most `max_attempts` times."""
 
-    def __init__(self, call: ReplicaCall, view: ReplicaView, index: PrefixLookup, max_attempts: int) -> None:
+    def __init__(self, call: ReplicaCall, view: ReplicaView, index: PrefixIndex, max_attempts: int) -> None:
         self._call = call
         self.view = view
         """Replaced by a richer one when the store is found."""
@@ -77,6 +69,5 @@ class ServeReplicaClient:
             journey.avoided.add(sender)
 
     def _hint(self, request: GenerateRequest, pinned: str | None, avoided: set[str]) -> RouteHint:
-        keys = request.prompt_keys
-        depths = self._index.deepest([keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)])
+        depths = self._index.deepest(split_keys(request.prompt_keys))
         return RouteHint(depths, depths.get(STORE_HOLDER, 0), pinned, frozenset(avoided))

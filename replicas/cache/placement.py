@@ -2,12 +2,7 @@
 
 from collections.abc import Sequence
 
-from warmstate.models.backend import BLOCK_TOKENS
-
-
-def floor_to_block(position: int) -> int:
-    """The last block boundary at or before `position`."""
-    return position // BLOCK_TOKENS * BLOCK_TOKENS
+from warmstate.models.backend import floor_to_block
 
 
 def last_usable_boundary(num_tokens: int) -> int:

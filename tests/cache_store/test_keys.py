@@ -15,6 +15,7 @@ from warmstate.cache_store.keys import (
     length_prefixed,
     namespace_digest,
     prefix_keys,
+    split_keys,
     tenant_salt,
 )
 from warmstate.cache_store.names import object_name
@@ -36,6 +37,12 @@ def test_the_chain_is_sha256_over_the_documented_bytes() -> None:
     root = hashlib.sha256(b"".join(struct.pack("<Q", len(p)) + p for p in (b"warmstate/1", b"", b""))).digest()
     block = root + struct.pack("<I", 64) + tokens.tobytes() + struct.pack("<Q", 0)
     assert prefix_keys(tokens, chain_root()) == [hashlib.sha256(block).digest()]
+
+
+def test_joined_keys_come_apart_again() -> None:
+    keys = prefix_keys(range(300), chain_root())
+    assert split_keys(b"".join(keys)) == keys
+    assert split_keys(b"") == []
 
 
 def test_a_partial_block_has_no_key() -> None:

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 import numpy as np
 import pytest
 
-from warmstate.cache_store.keys import chain_root, prefix_keys
+from warmstate.cache_store.keys import chain_root, prefix_keys, split_keys
+from warmstate.cache_store.prefix_index import STORE_HOLDER, IndexRow, PrefixIndex
 from warmstate.cluster.routing.router import RouteHint
 from warmstate.cluster.routing.serve_client import CallBroken, RoutedReply, ServeReplicaClient
 from warmstate.replicas.messages import (
@@ -27,16 +28,6 @@ def request(num_tokens: int = 130, max_tokens: int = 4) -> GenerateRequest:
     tokens = np.arange(num_tokens, dtype=np.int32)
     keys = prefix_keys(tokens.astype(np.uint32), chain_root())
     return GenerateRequest("r", tokens, SamplingParams(max_tokens, seed=1), chain_root(), b"".join(keys))
-
-
-class Index:
-    def __init__(self, depths: dict[str, int] | None = None) -> None:
-        self.depths = depths or {}
-        self.asked: list[Sequence[bytes]] = []
-
-    def deepest(self, keys: Sequence[bytes]) -> dict[str, int]:
-        self.asked.append(keys)
-        return self.depths
 
 
 class Replicas:
@@ -71,7 +62,7 @@ class Replicas:
 
 def ask(replicas: Replicas, asked: GenerateRequest | None = None, pin: str | None = None) -> list[Reply]:
     async def collect() -> list[Reply]:
-        client = ServeReplicaClient(replicas.call, replicas, Index(), max_attempts=4)
+        client = ServeReplicaClient(replicas.call, replicas, PrefixIndex(), max_attempts=4)
         return [reply async for reply in client.generate(asked or request(), pin)]
 
     return asyncio.run(collect())
@@ -174,7 +165,7 @@ def test_closing_the_stream_closes_the_call() -> None:
     replicas = Replicas({"a": [Accepted("a"), TokenDelta((1,)), TokenDelta((2,)), DONE]})
 
     async def leave_early() -> None:
-        stream = ServeReplicaClient(replicas.call, replicas, Index(), 4).generate(request())
+        stream = ServeReplicaClient(replicas.call, replicas, PrefixIndex(), 4).generate(request())
         await anext(stream)
         await stream.aclose()
 
@@ -184,7 +175,10 @@ def test_closing_the_stream_closes_the_call() -> None:
 
 def test_the_router_is_told_what_the_index_knows() -> None:
     replicas = Replicas({"a": [Accepted("a"), DONE]})
-    index = Index({"a": 64, "store": 128})
+    index = PrefixIndex()
+    first, second = split_keys(request().prompt_keys)
+    index.insert(first, "a", IndexRow(64, "host"))
+    index.insert(second, STORE_HOLDER, IndexRow(128, "store"))
 
     async def run() -> None:
         async for _ in ServeReplicaClient(replicas.call, replicas, index, 4).generate(request(), "a"):
@@ -192,4 +186,3 @@ def test_the_router_is_told_what_the_index_knows() -> None:
 
     asyncio.run(run())
     assert replicas.calls[0][2] == RouteHint({"a": 64, "store": 128}, store_depth=128, pinned="a")
-    assert b"".join(index.asked[0]) == request().prompt_keys

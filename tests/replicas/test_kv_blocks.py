@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from warmstate.replicas.kv_blocks import BlockPool, blocks_for
+from warmstate.models.backend import blocks_for
+from warmstate.replicas.kv_blocks import BlockPool
 
 
 def key(index: int) -> bytes:
