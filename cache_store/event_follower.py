@@ -62,7 +62,7 @@ class EventFollower:
             return
         event = entry.event
         if event.op == "add":
-            self._index.insert(event.key, entry.holder, IndexRow(event.position, event.tier, entry.epoch))
+            self._index.insert(event.key, entry.holder, IndexRow(event.position, event.tier))
         else:
             self._index.remove(event.key, entry.holder)
 

@@ -1,7 +1,7 @@
 """Owns the knowledge of who can serve which prefix. Pure: no I/O, no clock; used by replicas and by routers."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Literal
@@ -14,11 +14,10 @@ STORE_HOLDER = "store"
 
 @dataclass(frozen=True, slots=True)
 class IndexRow:
-    """One holder can resume at `position`; `epoch` is the life of the process that said so."""
+    """One holder can resume at `position`."""
 
     position: int
     tier: Tier
-    epoch: int = 0
 
 
 class PrefixIndex:
@@ -51,11 +50,9 @@ class PrefixIndex:
 
     def drop_holder(self, holder: str) -> None:
         """Forgets all rows of a holder, e.g. of a replica that died."""
-        self._drop_where(holder, lambda row: True)
-
-    def drop_other_epochs(self, holder: str, epoch: int) -> None:
-        """Forgets what a holder said in another life: a restarted replica holds nothing of it."""
-        self._drop_where(holder, lambda row: row.epoch != epoch)
+        with self._lock:
+            for key in list(self._keys_of.get(holder, ())):
+                self._remove(key, holder)
 
     def clear(self) -> None:
         with self._lock:
@@ -91,12 +88,6 @@ class PrefixIndex:
     def __len__(self) -> int:
         """The number of distinct keys."""
         return len(self._rows)
-
-    def _drop_where(self, holder: str, goes: Callable[[IndexRow], bool]) -> None:
-        with self._lock:
-            for key in list(self._keys_of.get(holder, ())):
-                if goes(self._rows[key][holder]):
-                    self._remove(key, holder)
 
     def _remove(self, key: bytes, holder: str) -> None:
         rows = self._rows.get(key)

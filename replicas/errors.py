@@ -5,7 +5,6 @@ ReplicaError
 ├── NotReady             503   the model is still loading, or loading failed
 ├── PromptTooLong        400   prompt plus one token does not fit the context
 ├── InvalidRequest       400   an empty prompt, or a token id outside the vocabulary
-├── RequestFailed        500   NaN or Inf in logits or state, or an engine fault that ended this request
 └── OutOfMemory          -     the configured slots, blocks or weights do not fit; raised at start
 """
 
@@ -45,10 +44,6 @@ class InvalidRequest(ReplicaError):
     """The prompt is empty, or holds a token id that the model does not have."""
 
     status = 400
-
-
-class RequestFailed(ReplicaError):
-    """The request was ended by a fault that is not the client's."""
 
 
 class OutOfMemory(ReplicaError):

@@ -1,7 +1,6 @@
 """Owns a request's path through the ingress: check, render, key, ask a replica, answer. Knows no HTTP and no Ray."""
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +26,6 @@ from warmstate.cluster.replica_client import ReplicaClient
 from warmstate.cluster.text.chat_template import ChatTemplate
 from warmstate.cluster.text.tokenizer import Tokenizer
 from warmstate.replicas.messages import GenerateRequest, ReplicaPhase, SamplingParams
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -81,7 +78,7 @@ class ChatService:
         self._check_model(body.model)
         salt = tenant_salt(self._server_secret, context.tenant, body.cache_salt)
         prompt = await self._prepare(context, partial(self._preparer.chat, body, salt))
-        head = self._head("chatcmpl", body, context)
+        head = self._head("chatcmpl", body)
         builder = ChatResponses(head, self._tokenizer)
         params = [sampling_params(body, self.card, len(prompt.token_ids))]
         return await self._begin(body, context, [prompt], params, builder, timer)
@@ -99,7 +96,7 @@ class ChatService:
         salt = tenant_salt(self._server_secret, context.tenant, body.cache_salt)
         echo = bool(body.echo)
         prompts = await self._prepare(context, partial(self._preparer.completions, body.prompt, salt, echo=echo))
-        builder = CompletionResponses(self._head("cmpl", body, context), self._tokenizer, echo=echo)
+        builder = CompletionResponses(self._head("cmpl", body), self._tokenizer, echo=echo)
         params = [sampling_params(body, self.card, len(p.token_ids), COMPLETION_MAX_TOKENS) for p in prompts]
         return await self._begin(body, context, prompts, params, builder, timer)
 
@@ -142,7 +139,7 @@ class ChatService:
                 code="model_not_found",
             )
 
-    def _head(self, prefix: str, body: GenerationBody, context: RequestContext) -> AnswerHead:
+    def _head(self, prefix: str, body: GenerationBody) -> AnswerHead:
         return AnswerHead(
             id=f"{prefix}-{uuid.uuid4().hex}",
             created=int(time.time()),

@@ -45,7 +45,7 @@ class SharedStore:
         self._store = RedisStore(address, ttl_s=config.ttl_s, max_object_bytes=config.max_object_bytes, epoch=epoch)
         self._log = EventLog(address, names.namespace, replica_id, epoch)
         self._follower = EventFollower(address, names.namespace, index)
-        self.directory = EventDirectory(index, self._log, epoch)
+        self.directory = EventDirectory(index, self._log)
         # A little more than one operation may take, so that the store's breaker hears of the operation that was late.
         timeout_s = config.connect_timeout_s + config.operation_timeout_s
         self.link = StoreLink(self._store, self.directory, names, loop, timeout_s)

@@ -10,16 +10,15 @@ from warmstate.cache_store.prefix_index import STORE_HOLDER, IndexRow, PrefixInd
 class EventDirectory:
     """A `store_link.StoreDirectory` over an index that an `EventFollower` keeps up to date."""
 
-    def __init__(self, index: PrefixIndex, log: EventLog, epoch: int) -> None:
+    def __init__(self, index: PrefixIndex, log: EventLog) -> None:
         self._index = index
         self._log = log
-        self._epoch = epoch
 
     def find_deepest(self, keys: Sequence[bytes]) -> int:
         return self._index.deepest(keys).get(STORE_HOLDER, 0)
 
     def put(self, key: bytes, position: int) -> None:
-        self._index.insert(key, STORE_HOLDER, IndexRow(position, "store", self._epoch))
+        self._index.insert(key, STORE_HOLDER, IndexRow(position, "store"))
         self._log.append(PrefixEvent("add", key, position, "store"))
 
     def remove(self, key: bytes, position: int) -> None:

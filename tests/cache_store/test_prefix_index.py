@@ -10,8 +10,8 @@ from warmstate.cache_store.prefix_index import STORE_HOLDER, IndexRow, PrefixInd
 KEYS = [bytes([number]) * 32 for number in range(6)]
 
 
-def row(position: int, epoch: int = 0) -> IndexRow:
-    return IndexRow(position, "host", epoch)
+def row(position: int) -> IndexRow:
+    return IndexRow(position, "host")
 
 
 def test_deepest_gives_each_holder_its_deepest_position() -> None:
@@ -29,17 +29,16 @@ def test_deepest_gives_each_holder_its_deepest_position() -> None:
 def test_removing_and_dropping_leave_no_trace() -> None:
     index = PrefixIndex()
     for number, key in enumerate(KEYS):
-        index.insert(key, "a", row(64 * number, epoch=number % 2))
+        index.insert(key, "a", row(64 * number))
         index.insert(key, "b", row(64 * number))
     index.remove(KEYS[0], "a")
     index.remove(KEYS[0], "a")
     index.remove(b"unknown", "nobody")
     assert index.find(KEYS[0], "a") is None
-    index.drop_other_epochs("a", 1)
-    assert index.holders() == {"a": 3, "b": 6}
+    assert index.holders() == {"a": 5, "b": 6}
     index.drop_holder("b")
-    assert index.holders() == {"a": 3}
-    assert len(index) == 3
+    assert index.holders() == {"a": 5}
+    assert len(index) == 5
     index.clear()
     assert (index.holders(), len(index)) == ({}, 0)
 

@@ -89,8 +89,8 @@ def test_the_index_follows_the_replicas_events(
 
 
 def test_what_a_dead_replica_held_is_forgotten(view: StoreView, rows: ReplicaRows, index: PrefixIndex) -> None:
-    index.insert(KEY, "dead", IndexRow(64, "device", 1))
-    index.insert(KEY, "store", IndexRow(64, "store", 1))
+    index.insert(KEY, "dead", IndexRow(64, "device"))
+    index.insert(KEY, "store", IndexRow(64, "store"))
     rows.write(row("a", "ready"))
     wait_until(lambda: index.deepest([KEY]) == {"store": 64})
 
@@ -99,8 +99,8 @@ def test_what_a_late_replica_holds_is_kept(
     view: StoreView, rows: ReplicaRows, index: PrefixIndex, table: RoutingTable
 ) -> None:
     table.set_replicas(["late"])
-    index.insert(KEY, "late", IndexRow(64, "device", 1))
-    index.insert(KEY, "dead", IndexRow(64, "device", 1))
+    index.insert(KEY, "late", IndexRow(64, "device"))
+    index.insert(KEY, "dead", IndexRow(64, "device"))
     rows.write(row("a", "ready"))
     wait_until(lambda: index.deepest([KEY]) == {"late": 64})
 
