@@ -31,6 +31,8 @@ class ApiError(ClusterError):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.replica_ids: tuple[str, ...] = ()
+        """Who had accepted the request, where that is known."""
 
 
 class InvalidRequest(ApiError):

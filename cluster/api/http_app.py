@@ -1,6 +1,6 @@
 """Owns the routes of the OpenAI-compatible API. Knows no Ray: whatever hosts an ASGI application can host it."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -82,7 +82,7 @@ class _Routes:
         started = begin(body, _context(request, len(content)))
         if body.stream:
             answer = await while_connected(request.receive, started)
-            return EventStream(answer, _headers(answer))
+            return EventStream(answer, _headers(answer.replica_ids))
         whole, headers = await while_connected(request.receive, _whole(started))
         return Response(whole, headers=headers, media_type="application/json")
 
@@ -121,7 +121,9 @@ class _Routes:
     async def api_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         self._service.metrics.count_error(error.status)
-        return error_response(error)
+        response = error_response(error)
+        response.headers.update(_headers(error.replica_ids))
+        return response
 
     async def http_error(self, request: Request, error: Exception) -> Response:
         """Routing's own errors, in OpenAI's shape."""
@@ -145,7 +147,11 @@ class _Routes:
 
 async def _whole(started: Coroutine[Any, Any, Answer]) -> tuple[bytes, dict[str, str]]:
     answer = await started
-    return await answer.whole(), _headers(answer)
+    try:
+        return await answer.whole(), _headers(answer.replica_ids)
+    except ApiError as error:
+        error.replica_ids = answer.replica_ids
+        raise
 
 
 async def _client_left(request: Request, error: Exception) -> Response:
@@ -161,5 +167,5 @@ def _context(request: Request, body_bytes: int) -> RequestContext:
     )
 
 
-def _headers(answer: Answer) -> dict[str, str]:
-    return {REPLICA_HEADER: ",".join(answer.replica_ids)}
+def _headers(replica_ids: Sequence[str]) -> dict[str, str]:
+    return {REPLICA_HEADER: ",".join(replica_ids)} if replica_ids else {}

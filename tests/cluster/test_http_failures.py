@@ -48,6 +48,7 @@ def test_a_refusal_is_an_http_error_even_for_streams(
     assert response.status_code == status
     assert response.json()["error"] == {"message": refused.message, "type": kind, "param": None, "code": None}
     assert response.headers.get("retry-after") == retry_after
+    assert "x-warmstate-replica" not in response.headers
 
 
 def test_one_refused_choice_refuses_the_request_and_closes_the_others(
@@ -75,6 +76,7 @@ def test_a_failure_in_the_middle_is_a_status_or_an_error_event(
     replica.script = lambda _: [*replica.saying("Hel", finish=None), *end]
     whole = http.post(CHAT, json=HELLO)
     assert whole.status_code == status
+    assert whole.headers["x-warmstate-replica"] == "r1"
     streamed = http.post(CHAT, json={**HELLO, "stream": True})
     assert streamed.status_code == 200
     *events, error, done, _ = streamed.text.split("\n\n")
@@ -180,6 +182,7 @@ def test_metrics_count_tokens_and_add_the_replicas_own(serve: Callable[..., str]
     assert after['vllm:num_requests_running{model_name="demo",replica="r1"}'] == 2
     assert after['vllm:prefix_cache_hits_total{model_name="demo",replica="r1"}'] == 7
     assert after['warmstate:host_saves{model_name="demo",replica="r1"}'] == 5
+    assert "_created" not in text
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(families) == len(set(families)), "a family is announced twice, which Prometheus refuses"
 
