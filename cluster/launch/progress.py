@@ -1,10 +1,11 @@
-"""Shows how far start-up is: one line per phase, rewritten in place on a terminal. Knows no Ray."""
+"""Shows how far start-up is: a line per phase, on a terminal with a bar that fills. Knows no Ray."""
 
 import sys
 import time
 from typing import TextIO
 
-_STEP = 0.1
+_LOG_STEP = 0.1
+_BAR_CELLS = 24
 
 
 class Progress:
@@ -26,7 +27,7 @@ class Progress:
         elif self._is_terminal and self._phase is not None:
             self._stream.write("\n")
         self._phase, self._shown_fraction = phase, fraction or 0.0
-        self._stream.write(f"[{time.monotonic() - self._started:5.1f} s] {phase}{_percent(fraction)}")
+        self._stream.write(f"[{time.monotonic() - self._started:5.1f} s] {phase}{self._share(fraction)}")
         if not self._is_terminal:
             self._stream.write("\n")
         self._stream.flush()
@@ -39,9 +40,15 @@ class Progress:
         self._phase = None
 
     def _is_news(self, fraction: float | None) -> bool:
-        step = 0.01 if self._is_terminal else _STEP
+        step = 0.01 if self._is_terminal else _LOG_STEP
         return fraction is not None and fraction - self._shown_fraction >= step
 
+    def _share(self, fraction: float | None) -> str:
+        if fraction is None:
+            return ""
+        return f" {_bar(fraction)} {fraction:4.0%}" if self._is_terminal else f" {fraction:4.0%}"
 
-def _percent(fraction: float | None) -> str:
-    return "" if fraction is None else f" {fraction:4.0%}"
+
+def _bar(fraction: float) -> str:
+    filled = round(fraction * _BAR_CELLS)
+    return f"[{'#' * filled}{'.' * (_BAR_CELLS - filled)}]"

@@ -26,14 +26,15 @@ def test_a_log_gets_one_line_per_phase_and_per_tenth() -> None:
     assert len(lines) in (11, 12)
 
 
-def test_a_terminal_line_is_rewritten_within_a_phase_and_kept_after_it() -> None:
+def test_a_terminal_line_with_its_bar_is_rewritten_within_a_phase_and_kept_after_it() -> None:
     stream = Terminal()
     progress = Progress(stream)
     progress.show("loading", 0.0)
     progress.show("loading", 0.5)
     progress.show("warming")
     progress.end()
-    assert shown(stream) == "loading   0%\r\x1b[Kloading  50%\nwarming\n"
+    empty, half = "." * 24, "#" * 12 + "." * 12
+    assert shown(stream) == f"loading [{empty}]   0%\r\x1b[Kloading [{half}]  50%\nwarming\n"
 
 
 def test_a_phase_that_comes_back_is_shown_again() -> None:
