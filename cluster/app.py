@@ -29,6 +29,7 @@ _MANY = 100_000
 """No limit of Serve's: the engine's own queue refuses with 429, where Serve would make the request wait unseen."""
 
 _SMALL_CPU = 0.1
+_LEAST_CPU = 0.01
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -65,7 +66,7 @@ def build_application(plan: LaunchPlan) -> serve.Application:
         ray_actor_options={"num_cpus": _SMALL_CPU},
         **_HEALTH,
     )
-    application: serve.Application = ingress.bind(plan.config, plan.served_name, plan.replica, replicas, store)
+    application: serve.Application = ingress.bind(plan.config, plan.card, plan.replica, replicas, store)
     return application
 
 
@@ -85,4 +86,4 @@ def _store(plan: LaunchPlan) -> serve.Application:
 def _replica_cpus(plan: LaunchPlan) -> float:
     """Leaves room for ingress and store, so that all of it fits the machine it was planned on."""
     free = (os.cpu_count() or 1) - 3 * _SMALL_CPU
-    return round(max(_SMALL_CPU, min(plan.replica.num_threads, free / plan.config.replicas) - 0.005), 2)
+    return round(max(_LEAST_CPU, min(plan.replica.num_threads, free / plan.config.replicas) - 0.005), 2)

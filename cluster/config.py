@@ -3,10 +3,20 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from redis.connection import parse_url
 
 from warmstate.cluster.launch.launch_errors import ConfigError
 
@@ -59,7 +69,14 @@ class StoreSection(Section):
     operation_timeout_s: float = Field(default=2.0, gt=0)
     ttl_s: int = Field(default=86_400, ge=1)
     max_object_bytes: ByteSize = ByteSize(256 << 20)
-    maxmemory: ByteSize = ByteSize(2 * GIB)
+    maxmemory: Annotated[ByteSize, Field(ge=1 << 20)] = ByteSize(2 * GIB)
+
+    @field_validator("url")
+    @classmethod
+    def url_can_be_read(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_url(value)
+        return value
 
     @model_validator(mode="after")
     def url_fits_kind(self) -> Self:
@@ -82,7 +99,7 @@ class HttpSection(Section):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
-    max_body_bytes: ByteSize = ByteSize(32 << 20)
+    max_body_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(32 << 20)
     api_keys: dict[str, SecretStr] = Field(default_factory=dict)
 
 
@@ -140,8 +157,9 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
     merged = dict(base)
     for key, value in overrides.items():
         if isinstance(value, Mapping):
-            below = merged.get(key)
-            merged[key] = merge(below if isinstance(below, Mapping) else {}, value)
+            below = {} if merged.get(key) is None else merged[key]
+            # What is no section stays as it is, for the validation to name it.
+            merged[key] = merge(below, value) if isinstance(below, Mapping) else below
         elif value is not None:
             merged[key] = value
     return merged

@@ -15,7 +15,7 @@ from warmstate.cluster.api.chat_service import ChatService
 from warmstate.cluster.api.http_app import HttpLimits, build_http_app
 from warmstate.cluster.api.http_guard import REQUEST_ID_HEADER
 from warmstate.cluster.config import AppConfig
-from warmstate.cluster.model_card import read_model_card
+from warmstate.cluster.model_card import ModelCard
 from warmstate.cluster.routing import router as routing
 from warmstate.cluster.routing.replica_view import RoutedView
 from warmstate.cluster.routing.serve_call import serve_call
@@ -45,7 +45,7 @@ class IngressDeployment:
 
     # Serve awaits a constructor that is a coroutine.
     async def __init__(  # type: ignore[misc]
-        self, config: AppConfig, served_name: str, replica: ReplicaConfig, replicas: Any, store: Any | None
+        self, config: AppConfig, card: ModelCard, replica: ReplicaConfig, replicas: Any, store: Any | None
     ) -> None:
         self._http = config.http
         self._store_config = replica.store
@@ -53,7 +53,6 @@ class IngressDeployment:
         self._client = ServeReplicaClient(
             serve_call(replicas), RoutedView(routing.table), self._index, config.router.max_attempts
         )
-        card = read_model_card(replica.model_path, served_name, replica.engine.max_model_len)
         self._service = ChatService.from_checkpoint(self._client, card, replica.model_path, config.cache_secret())
         self._store_view: StoreView | None = None
         self._store_search = asyncio.create_task(self._find_store(store))

@@ -1,22 +1,16 @@
 """Owns what the HTTP API must know of the served model. Knows no weights and no replica."""
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from warmstate.models.config import read_config
+from pydantic import ValidationError
 
-_SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
+from warmstate.cluster.api.openai_api import SamplingFields
+from warmstate.models.checkpoints.json_fields import read_json
+from warmstate.models.config import read_config
+from warmstate.models.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +26,7 @@ class ModelCard:
 
 
 def read_model_card(path: Path, served_name: str, max_model_len: int) -> ModelCard:
-    """Reads config.json and generation_config.json of a checkpoint that has passed the preflight."""
+    """Reads config.json and generation_config.json of a checkpoint; raises `CheckpointError` for what is not valid."""
     config = read_config(path)
     return ModelCard(
         served_name=served_name,
@@ -44,9 +38,16 @@ def read_model_card(path: Path, served_name: str, max_model_len: int) -> ModelCa
     )
 
 
-def _default_sampling(path: Path) -> dict[str, float]:
-    """The sampling fields that are set; null and absent mean neutral. No file means no defaults."""
-    if not path.is_file():
+def _default_sampling(file: Path) -> dict[str, float]:
+    """The sampling fields that are set, within the limits of requests. No file means no defaults."""
+    if not file.is_file():
         return {}
-    values = json.loads(path.read_text(encoding="utf-8"))
-    return {name: values[name] for name in _SAMPLING_FIELDS if values.get(name) is not None}
+    try:
+        fields = SamplingFields.model_validate(read_json(file))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise CheckpointError(
+            f"{file}: {problem['loc'][0]}: {problem['msg']}, found {problem['input']!r:.60}"
+        ) from error
+    found: dict[str, float] = fields.model_dump(exclude_none=True)
+    return found

@@ -28,9 +28,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--replicas", type=int, help="copies of the model (default: 2)")
     parser.add_argument("--dtype", help="auto, float32 (deterministic) or bfloat16 (default: auto)")
     parser.add_argument("--deterministic", action="store_true", default=None, help="deterministic mode for bfloat16")
-    parser.add_argument("--max-model-len", type=int, help="longest sequence, in tokens")
+    parser.add_argument(
+        "--max-model-len", type=int, help="longest sequence, in tokens (default: the model's, at most 65536)"
+    )
     parser.add_argument("--max-sequences", type=int, help="sequences that run at once in a replica (default: 16)")
-    parser.add_argument("--served-model-name", help="name of the model in the API (default: as given)")
+    parser.add_argument(
+        "--served-model-name", help="name of the model in the API (default: the directory's, or the id)"
+    )
     parser.add_argument("--redis-url", help="use this server as the shared store; password in WARMSTATE_REDIS_PASSWORD")
     parser.add_argument("--no-store", action="store_true", help="share nothing between replicas")
     parser.add_argument("--dashboard", action="store_true", help="start Ray's dashboard too")
@@ -62,7 +66,7 @@ def config_values(options: argparse.Namespace) -> dict[str, Any]:
             "replicas": options.replicas,
         },
     )
-    if "path" not in merged["model"]:
+    if isinstance(merged["model"], Mapping) and "path" not in merged["model"]:
         raise ConfigError("name a model: warmstate serve PATH_OR_HF_ID (or model.path in the --config file)")
     return merged
 
@@ -115,8 +119,8 @@ def _serve(plan: "LaunchPlan", progress: Progress, dashboard: bool) -> int:
 
 def _greeting(plan: "LaunchPlan", log_directory: Path) -> str:
     url = f"http://{plan.config.http.host}:{plan.config.http.port}"
-    return f"""ready: {url}/v1  ({plan.config.replicas} replicas of {plan.served_name})
+    return f"""ready: {url}/v1  ({plan.config.replicas} replicas of {plan.card.served_name})
 logs: {log_directory}
 try:
   curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\
-    '{{"model": "{plan.served_name}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'"""
+    '{{"model": "{plan.card.served_name}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'"""

@@ -24,6 +24,15 @@ class LayerState:
         self.open_gates = torch.empty(num_open, 2 * heads)
 
 
+def slot_bytes(shapes: StateShapes, keep_open: bool) -> int:
+    """Bytes that one slot takes, over all layers."""
+    with torch.device("meta"):
+        layer = LayerState(shapes, 1, keep_open)
+    # Without open blocks the two conv tensors are one.
+    tensors: set[torch.Tensor] = set(vars(layer).values())
+    return shapes.num_gdn_layers * sum(tensor.nbytes for tensor in tensors)
+
+
 class StatePool:
     """The slots of all GDN layers, read and written in the canonical layout."""
 

@@ -1,23 +1,23 @@
 """Owns the ranks of one replica: it loads them, and gives the engine one backend over all of them."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import psutil
+import torch
 
-from warmstate.models.backend import BLOCK_TOKENS, ModelBackend, StateShapes
+from warmstate.models.backend import BLOCK_TOKENS, ModelBackend
+from warmstate.models.checkpoints.loading import Progress
 from warmstate.models.checkpoints.preflight import CheckpointSummary
+from warmstate.models.state_pool import slot_bytes
 from warmstate.models.torch_backend import TorchBackend
 from warmstate.replicas.cache.state_codec import state_bytes
 from warmstate.replicas.config import ReplicaConfig
 from warmstate.replicas.errors import OutOfMemory
 
 _LOG = logging.getLogger(__name__)
-
-Progress = Callable[[int, int], None]
-"""Told (bytes done, bytes in all) while weights load."""
 
 
 class Executor(Protocol):
@@ -64,25 +64,29 @@ class InProcessExecutor:
         self._backend = None
 
 
-def kv_bytes(shapes: StateShapes, num_tokens: int) -> int:
-    """Bytes of the attention KV of `num_tokens` tokens."""
-    return state_bytes(shapes, num_tokens) - state_bytes(shapes, 0)
+def memory_needs(config: ReplicaConfig, summary: CheckpointSummary) -> dict[str, int]:
+    """The bytes that one replica takes for good at its start, by what for. Its host tier fills only as it is used."""
+    shapes, engine = summary.config.state_shapes(config.dtype), config.engine
+    keep_open = config.deterministic or config.dtype == torch.float32
+    return {
+        "weights": summary.loaded_bytes(config.dtype.itemsize),
+        f"KV of {engine.kv_tokens} tokens": state_bytes(shapes, engine.kv_tokens) - state_bytes(shapes, 0),
+        f"{engine.max_sequences} slots": engine.max_sequences * slot_bytes(shapes, keep_open),
+    }
+
+
+def listed_needs(needs: Mapping[str, int]) -> str:
+    """What `memory_needs` found, for a message."""
+    return ", ".join(f"{name} {num_bytes / 2**30:.2f} GiB" for name, num_bytes in needs.items())
 
 
 def check_memory(config: ReplicaConfig, summary: CheckpointSummary) -> None:
-    """Raises `OutOfMemory`, with every figure, when weights, KV blocks, slots and host tier exceed what is free."""
-    shapes = summary.config.state_shapes(config.dtype)
-    needs = {
-        "weights": summary.loaded_bytes(config.dtype.itemsize),
-        f"KV of {config.engine.kv_tokens} tokens": kv_bytes(shapes, config.engine.kv_tokens),
-        f"{config.engine.max_sequences} slots": config.engine.max_sequences * state_bytes(shapes, 0),
-        "host cache": config.cache.host_bytes,
-    }
+    """Raises `OutOfMemory`, with every figure, when what a replica needs exceeds what is free."""
+    needs = memory_needs(config, summary)
     available = psutil.virtual_memory().available
-    listed = ", ".join(f"{name} {num_bytes / 2**30:.2f} GiB" for name, num_bytes in needs.items())
     if sum(needs.values()) > available:
         raise OutOfMemory(
-            f"{config.model_path} needs {sum(needs.values()) / 2**30:.2f} GiB ({listed}), and {available / 2**30:.2f} "
-            f"GiB are available; lower engine.kv_tokens, engine.max_sequences or cache.host_bytes"
+            f"{config.model_path} needs {sum(needs.values()) / 2**30:.2f} GiB ({listed_needs(needs)}), and "
+            f"{available / 2**30:.2f} GiB are available; lower engine.kv_tokens or engine.max_sequences"
         )
-    _LOG.info("memory: %s; %.2f GiB are available", listed, available / 2**30)
+    _LOG.info("memory: %s; %.2f GiB are available", listed_needs(needs), available / 2**30)

@@ -44,14 +44,9 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class GenerationBody(Body, ABC):
-    """What chat and plain completions share."""
+class SamplingFields(Body):
+    """The settings that a model's generation_config.json can have too."""
 
-    model_config = ConfigDict(extra="allow")
-
-    model: str | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
-    min_tokens: int | None = Field(default=None, ge=0)
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=2**31 - 1)
@@ -59,6 +54,16 @@ class GenerationBody(Body, ABC):
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, gt=0, le=100)
+
+
+class GenerationBody(SamplingFields, ABC):
+    """What chat and plain completions share."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int | None = Field(default=None, ge=0)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)

@@ -1,6 +1,5 @@
 """From a configuration and the headers of a checkpoint to exact settings. Reads no weights and starts nothing."""
 
-import math
 import os
 import re
 from dataclasses import dataclass
@@ -15,9 +14,13 @@ from warmstate.cache_store.embedded import find_server_binary
 from warmstate.cache_store.errors import EmbeddedServerError
 from warmstate.cluster.config import AppConfig
 from warmstate.cluster.launch.launch_errors import ConfigError, MemoryShort
-from warmstate.models.backend import BLOCK_TOKENS
+from warmstate.cluster.model_card import ModelCard, read_model_card
+from warmstate.cluster.text.chat_template import ChatTemplate
+from warmstate.cluster.text.tokenizer import Tokenizer
+from warmstate.models.backend import BLOCK_TOKENS, blocks_for
 from warmstate.models.checkpoints.preflight import CheckpointSummary, preflight
 from warmstate.replicas.config import CacheConfig, EngineConfig, ReplicaConfig, StoreConfig
+from warmstate.replicas.executor import listed_needs, memory_needs
 
 DEFAULT_KV_TOKENS = 65_536
 PROCESS_BYTES = 1_400 << 20
@@ -36,49 +39,35 @@ class LaunchPlan:
 
     config: AppConfig
     summary: CheckpointSummary
-    served_name: str
+    card: ModelCard
     replica: ReplicaConfig
-
-    @property
-    def model_path(self) -> Path:
-        return self.summary.path
-
-    @property
-    def weight_bytes(self) -> int:
-        """Of one replica."""
-        return self.summary.loaded_bytes(self.replica.dtype.itemsize)
-
-    @property
-    def kv_bytes(self) -> int:
-        """KV blocks and GDN slots of one replica."""
-        shapes = self.summary.config.state_shapes(self.replica.dtype)
-        kv = math.prod(shapes.kv_shape(self.replica.engine.kv_tokens)) * self.replica.dtype.itemsize
-        slot = math.prod(shapes.rec_shape()) * 4 + math.prod(shapes.conv_shape()) * self.replica.dtype.itemsize
-        return kv + slot * self.replica.engine.max_sequences
 
     @property
     def needed_bytes(self) -> int:
         """Of the whole application on one machine, with empty prefix caches."""
-        return PROCESS_BYTES + self.config.replicas * (REPLICA_BYTES + self.weight_bytes + self.kv_bytes)
+        needs = memory_needs(self.replica, self.summary)
+        return PROCESS_BYTES + self.config.replicas * (REPLICA_BYTES + sum(needs.values()))
 
 
 def plan_launch(config: AppConfig) -> LaunchPlan:
     """Raises `CheckpointError` when the checkpoint cannot be served and `ConfigError` when the sizes contradict it."""
     path = find_checkpoint(config.model.path)
     summary = preflight(path)
+    ChatTemplate.from_directory(path, Tokenizer.from_directory(path))
     if config.store.kind == "embedded":
         _check_server_binary()
-    dtype = _dtype(config, summary)
+    dtype, engine = _dtype(config, summary), _engine(config, summary)
+    name = config.model.served_name or _default_name(config.model.path)
     return LaunchPlan(
         config=config,
         summary=summary,
-        served_name=config.model.served_name or _default_name(config.model.path),
+        card=read_model_card(path, name, engine.max_model_len),
         replica=ReplicaConfig(
             model_path=path,
             dtype=dtype,
             deterministic=_deterministic(config, dtype),
             num_threads=config.engine.num_threads or max(1, (os.cpu_count() or 1) // config.replicas),
-            engine=_engine(config, summary),
+            engine=engine,
             cache=CacheConfig(host_bytes=int(config.cache.host_bytes), enabled=config.cache.enabled),
             store=_store(config),
         ),
@@ -145,7 +134,7 @@ def _engine(config: AppConfig, summary: CheckpointSummary) -> EngineConfig:
         max_batch_tokens=engine.max_batch_tokens,
         max_sequences=engine.max_sequences,
         max_queue=engine.max_queue,
-        kv_tokens=-(-kv_tokens // BLOCK_TOKENS) * BLOCK_TOKENS,
+        kv_tokens=blocks_for(kv_tokens) * BLOCK_TOKENS,
     )
 
 
@@ -169,9 +158,9 @@ def check_memory(plan: LaunchPlan) -> None:
         return
     count = plan.config.replicas
     raise MemoryShort(
-        f"{count} replicas need about {_gib(plan.needed_bytes)}, {_gib(available)} is free: per replica "
-        f"{_gib(plan.weight_bytes)} of weights and {_gib(plan.kv_bytes)} for {plan.replica.engine.kv_tokens} tokens, "
-        f"besides {_gib(PROCESS_BYTES + count * REPLICA_BYTES)} for Ray and the processes; "
+        f"{count} replicas need about {_gib(plan.needed_bytes)}, {_gib(available)} is free: each "
+        f"{listed_needs(memory_needs(plan.replica, plan.summary))}, besides "
+        f"{_gib(PROCESS_BYTES + count * REPLICA_BYTES)} for Ray and the processes; "
         "use fewer --replicas, a smaller --max-model-len with engine.kv_tokens, or --dtype bfloat16"
     )
 

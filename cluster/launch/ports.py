@@ -1,5 +1,6 @@
 """Owns the question whether a TCP port is free, and who has it."""
 
+import errno
 import socket
 
 import psutil
@@ -11,8 +12,8 @@ def check_port_free(host: str, port: int) -> None:
     """Raises `PortInUse` naming the holder, or `ConfigError` when `host` is no address of this machine."""
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise ConfigError(f"http.host {host!r} is not an address: {error.strerror}") from error
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(f"http.host {host!r} is not an address: {error}") from error
     with socket.socket(address[0], socket.SOCK_STREAM) as probe:
         # A server that has just stopped leaves connections in TIME_WAIT; those are no obstacle.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -21,6 +22,8 @@ def check_port_free(host: str, port: int) -> None:
         except PermissionError as error:
             raise ConfigError(f"http.port {port} needs privileges; use --port to choose one above 1023") from error
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise ConfigError(f"http.host {host!r} is no address of this machine") from error
             raise PortInUse(f"port {port} of {host} is in use{_holder(port)}; use --port to choose another") from error
 
 

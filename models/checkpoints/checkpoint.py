@@ -106,6 +106,21 @@ def read_index(directory: Path) -> CheckpointIndex:
 
 def read_header(path: Path) -> tuple[ShardFile, dict[str, TensorEntry]]:
     """The tensors of one safetensors file; raises `TruncatedFile` where the file ends before its header says so."""
+    try:
+        size, header = path.stat().st_size, _read_header_bytes(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        content = json.loads(header)
+        entries = {name: _entry(path.name, 8 + len(header), item) for name, item in content.items() if name[:2] != "__"}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: the header is not that of a safetensors file: {error!r}") from error
+    for name, entry in entries.items():
+        _check_extent(path, size, name, entry)
+    return ShardFile(path.name, size, hashlib.sha256(header).digest()), entries
+
+
+def _read_header_bytes(path: Path) -> bytes:
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -114,15 +129,7 @@ def read_header(path: Path) -> tuple[ShardFile, dict[str, TensorEntry]]:
             raise TruncatedFile(f"{path}: {size} bytes do not hold its header; download the file again")
         if length > _MAX_HEADER_BYTES:
             raise CheckpointError(f"{path}: a header of {length} bytes; this is not a safetensors file")
-        header = file.read(length)
-    try:
-        content = json.loads(header)
-        entries = {name: _entry(path.name, 8 + length, item) for name, item in content.items() if name[:2] != "__"}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: the header is not that of a safetensors file: {error!r}") from error
-    for name, entry in entries.items():
-        _check_extent(path, size, name, entry)
-    return ShardFile(path.name, size, hashlib.sha256(header).digest()), entries
+        return file.read(length)
 
 
 def _entry(file: str, data_start: int, item: Mapping[str, Any]) -> TensorEntry:

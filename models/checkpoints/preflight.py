@@ -8,7 +8,6 @@ from pathlib import Path
 from warmstate.models.checkpoints.checkpoint import CheckpointIndex, TensorEntry, collector_paused, read_index
 from warmstate.models.checkpoints.dialects import Dialect, log_skipped, probe_dialect
 from warmstate.models.checkpoints.expected_tensors import expected_tensors
-from warmstate.models.checkpoints.json_fields import read_json
 from warmstate.models.checkpoints.quantisation import SUPPORTED, refuse_quantised_config, refuse_quantised_tensors
 from warmstate.models.checkpoints.special_tokens import token_ids
 from warmstate.models.checkpoints.weight_reader import TORCH_DTYPES
@@ -25,8 +24,6 @@ class CheckpointSummary:
     dialect: Dialect
     bytes_by_dtype: Mapping[str, int]
     num_parameters: int
-    num_tokenizer_tokens: int
-    has_chat_template: bool
 
     @property
     def total_bytes(self) -> int:
@@ -52,7 +49,7 @@ def preflight(path: Path) -> CheckpointSummary:
     refuse_quantised_tensors(index)
     dialect = probe_dialect(index, config)
     _check_tensors(index, config, dialect)
-    num_tokens = _check_tokenizer(path, config)
+    _check_tokenizer(path, config)
     log_skipped(index, dialect)
     bytes_by_dtype: Counter[str] = Counter()
     for entry in dialect.tensors.values():
@@ -63,8 +60,6 @@ def preflight(path: Path) -> CheckpointSummary:
         dialect=dialect,
         bytes_by_dtype=dict(bytes_by_dtype),
         num_parameters=sum(entry.num_bytes // TORCH_DTYPES[entry.dtype].itemsize for entry in dialect.tensors.values()),
-        num_tokenizer_tokens=num_tokens,
-        has_chat_template=_has_chat_template(path),
     )
 
 
@@ -104,8 +99,8 @@ def _check_tensor(directory: Path, disk_name: str, entry: TensorEntry, shape: tu
         )
 
 
-def _check_tokenizer(path: Path, config: ModelConfig) -> int:
-    """The number of tokens in tokenizer.json; each must have a row in the embedding."""
+def _check_tokenizer(path: Path, config: ModelConfig) -> None:
+    """Each token of tokenizer.json must have a row in the embedding."""
     file = path / "tokenizer.json"
     if not file.exists():
         raise MissingFile(f"{file}: no such file; the tokenizer of the model is needed (tokenizer.json)")
@@ -115,14 +110,6 @@ def _check_tokenizer(path: Path, config: ModelConfig) -> int:
     token, highest = max(ids.items(), key=lambda item: item[1])
     if highest >= config.vocab_size:
         raise CheckpointError(f"{file}: token {token!r} has id {highest}, but vocab_size is {config.vocab_size}")
-    return len(ids)
-
-
-def _has_chat_template(path: Path) -> bool:
-    if (path / "chat_template.jinja").exists() or (path / "chat_template.json").exists():
-        return True
-    file = path / "tokenizer_config.json"
-    return file.exists() and bool(read_json(file).get("chat_template"))
 
 
 def _listed(noun: str, names: list[str]) -> str:

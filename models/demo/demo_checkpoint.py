@@ -1,5 +1,6 @@
 """Owns demo checkpoints: seeded random weights of the real architecture in the real file format, official layouts."""
 
+import errno
 import hashlib
 import json
 import tempfile
@@ -85,7 +86,7 @@ def write_demo_checkpoint(
     Raises `ValueError` for an unknown family or size, `FileExistsError` for a directory with something in it.
     """
     if directory.exists() and any(directory.iterdir()):
-        raise FileExistsError(f"{directory}: not empty; choose another directory or delete it")
+        raise FileExistsError(errno.EEXIST, "not empty; choose another directory or delete it", str(directory))
     directory.parent.mkdir(parents=True, exist_ok=True)
     content = demo_config(family, size, dtype, **overrides)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:

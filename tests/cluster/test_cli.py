@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from warmstate.cluster import demo_command
 from warmstate.cluster.main import main
-from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
+from warmstate.models.demo.demo_checkpoint import FAMILIES, SIZES, write_demo_checkpoint
 
 Command = Callable[..., tuple[int, str]]
 
@@ -58,13 +59,25 @@ def test_a_demo_model_can_be_written_and_is_not_written_over(tmp_path: Path, war
     assert (tmp_path / "demo" / "config.json").exists()
     code, printed = warmstate("demo-model", directory)
     assert code == 2
-    assert "holds a checkpoint already" in printed
+    assert "demo: not empty" in printed
+
+
+def test_a_demo_model_where_none_can_be_is_one_clear_error(tmp_path: Path, warmstate: Command) -> None:
+    (tmp_path / "file").write_text("")
+    code, printed = warmstate("demo-model", str(tmp_path / "file"))
+    assert code == 2
+    assert "file: Not a directory" in printed
+
+
+def test_the_demo_command_offers_every_family_and_size() -> None:
+    assert set(demo_command.FAMILIES) == set(FAMILIES)
+    assert set(demo_command.SIZES) == set(SIZES)
 
 
 def test_an_unknown_family_lists_the_families(tmp_path: Path, warmstate: Command) -> None:
     code, printed = warmstate("demo-model", str(tmp_path / "demo"), "--family", "llama")
     assert code == 2
-    assert "--family llama: choose one of" in printed
+    assert "llama" in printed
     assert "qwen3_next" in printed
 
 
@@ -91,6 +104,36 @@ def test_a_truncated_shard_is_named_before_anything_starts(tmp_path: Path, warms
     assert "starting Ray" not in printed
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("tokenizer.json", None, "tokenizer.json: no such file"),
+        ("tokenizer.json", '{"model": {"vocab": {"<|im_end|>": 0}}}', "only byte-level tokenizers"),
+        ("chat_template.jinja", None, "no chat template"),
+        ("generation_config.json", '{"top_p": 7}', "generation_config.json: top_p: Input should be less than"),
+        ("generation_config.json", '{"temperature": "hot"}', "generation_config.json: temperature: "),
+    ],
+)
+def test_what_text_needs_is_checked_before_anything_starts(
+    tmp_path: Path, warmstate: Command, file: str, content: str | None, words: str
+) -> None:
+    write_demo_checkpoint(tmp_path / "demo")
+    (tmp_path / "demo" / file).unlink()
+    if content is not None:
+        (tmp_path / "demo" / file).write_text(content)
+    code, printed = warmstate(*SERVE, str(tmp_path / "demo"))
+    assert code == 1
+    assert words in printed
+    assert "starting Ray" not in printed
+
+
+@pytest.mark.parametrize(("host", "words"), [("203.0.113.1", "no address of this machine"), ("..", "not an address")])
+def test_a_host_that_is_none_is_told(checkpoint: Path, warmstate: Command, host: str, words: str) -> None:
+    code, printed = warmstate(*SERVE, str(checkpoint), "--host", host)
+    assert code == 2
+    assert words in printed
+
+
 def test_a_taken_port_names_who_has_it(checkpoint: Path, warmstate: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -115,7 +158,9 @@ def test_a_context_longer_than_the_model_gives_both_numbers(checkpoint: Path, wa
 
 def test_a_bad_key_in_the_file_is_named(tmp_path: Path, checkpoint: Path, warmstate: Command) -> None:
     file = tmp_path / "app.yaml"
-    file.write_text("engine: {max_sequences: many}\n")
+    file.write_text("engine: {max_sequences: many}\nstore: 5\nmodel:\n")
     code, printed = warmstate(*SERVE, str(checkpoint), "--config", str(file))
     assert code == 2
     assert "engine.max_sequences" in printed
+    assert "  store: Input should be" in printed
+    assert "model" not in printed

@@ -28,6 +28,11 @@ def test_a_path_alone_is_a_whole_configuration() -> None:
         ({"replicas": 0}, "replicas"),
         ({"model": {"path": "x", "dtype": "int4"}}, "model.dtype"),
         ({"store": {"kind": "redis"}}, "store"),
+        ({"store": {"kind": "redis", "url": "localhost:6379"}}, "store.url"),
+        ({"store": {"kind": "redis", "url": "redis://localhost:many"}}, "store.url"),
+        ({"store": {"maxmemory": -5}}, "store.maxmemory"),
+        ({"http": {"max_body_bytes": 0}}, "http.max_body_bytes"),
+        ({"cache": {"host_bytes": -1}}, "cache.host_bytes"),
         ({"store": {"kind": "none", "url": "redis://x"}}, "store"),
     ],
 )
@@ -71,6 +76,13 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, message
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_config_file(file)
+
+
+def test_what_is_no_section_stays_for_the_validation_to_name() -> None:
+    assert merge({"engine": 5, "http": None}, {"engine": {"max_queue": None}, "http": {"port": 1}}) == {
+        "engine": 5,
+        "http": {"port": 1},
+    }
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

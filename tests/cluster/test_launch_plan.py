@@ -26,7 +26,7 @@ def test_float32_weights_are_served_as_they_are_and_deterministically(checkpoint
     found = plan(checkpoint)
     assert found.replica.dtype is torch.float32
     assert found.replica.deterministic
-    assert found.served_name == "demo"
+    assert found.card.served_name == "demo"
 
 
 def test_bfloat16_is_deterministic_only_when_asked(checkpoint: Path) -> None:
@@ -56,7 +56,7 @@ def test_memory_grows_with_replicas_and_kv(checkpoint: Path) -> None:
     large = plan(checkpoint, engine={"kv_tokens": 64_000})
     shapes = small.summary.config.state_shapes(torch.float32)
     per_token = shapes.num_attention_layers * shapes.num_kv_heads * 2 * shapes.head_dim * 4
-    assert large.kv_bytes - small.kv_bytes == per_token * 57_600
+    assert large.needed_bytes - small.needed_bytes == 2 * per_token * 57_600
 
 
 def test_short_memory_is_refused_with_numbers(checkpoint: Path) -> None:

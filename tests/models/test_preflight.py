@@ -27,8 +27,6 @@ def test_a_good_checkpoint_is_summed_up(demo_checkpoint: Any, family: str) -> No
     assert 0 < file_bytes - summary.total_bytes < 100_000
     assert set(summary.bytes_by_dtype) == {"BF16", "F32"}
     assert summary.loaded_bytes(4) == 4 * summary.num_parameters
-    assert summary.has_chat_template
-    assert summary.num_tokenizer_tokens == 265
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])

@@ -152,9 +152,11 @@ def test_a_broken_checkpoint_fails_the_start_in_words(config: ReplicaConfig, tmp
 
 def test_what_cannot_fit_is_refused_with_every_figure_before_loading(config: ReplicaConfig) -> None:
     async def scenario() -> None:
-        greedy = dataclasses.replace(config, cache=CacheConfig(host_bytes=1 << 50))
+        greedy = dataclasses.replace(config, engine=EngineConfig(max_model_len=2048, kv_tokens=1 << 40))
         service = ReplicaService(greedy, "r1")
-        with pytest.raises(OutOfMemory, match=r"host cache 1048576\.00 GiB.*are available"):
+        with pytest.raises(
+            OutOfMemory, match=r"weights .*, KV of 1099511627776 tokens .* GiB, 16 slots .* are available"
+        ):
             await service.start()
         await service.close()
 
