@@ -23,7 +23,7 @@ class Application:
 
     def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
-        self._health_url = f"http://{plan.config.http.host}:{plan.config.http.port}/health"
+        self._health_url = f"{plan.config.http.url}/health"
 
     def deploy(self) -> None:
         """Returns at once; the application comes up in the background."""

@@ -102,6 +102,12 @@ class HttpSection(Section):
     max_body_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(32 << 20)
     api_keys: dict[str, SecretStr] = Field(default_factory=dict)
 
+    @property
+    def url(self) -> str:
+        """Where clients on this machine find the API."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
 
 class AppConfig(Section):
     """The whole application."""

@@ -118,7 +118,7 @@ def _serve(plan: "LaunchPlan", progress: Progress, dashboard: bool) -> int:
 
 
 def _greeting(plan: "LaunchPlan", log_directory: Path) -> str:
-    url = f"http://{plan.config.http.host}:{plan.config.http.port}"
+    url = plan.config.http.url
     return f"""ready: {url}/v1  ({plan.config.replicas} replicas of {plan.card.served_name})
 logs: {log_directory}
 try:

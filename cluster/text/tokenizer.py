@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tokenizers
 
 from warmstate.models.checkpoints.json_fields import read_json
-from warmstate.models.errors import MissingFile, UnsupportedCheckpoint
+from warmstate.models.errors import CheckpointError, MissingFile, UnsupportedCheckpoint
 
 TokenIds = npt.NDArray[np.int32]
 
@@ -56,14 +56,18 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: Path) -> "Tokenizer":
-        """Reads `path`/tokenizer.json; raises `MissingFile`, or `UnsupportedCheckpoint` if it is not byte-level."""
+        """Reads `path`/tokenizer.json; raises `CheckpointError`, `UnsupportedCheckpoint` if it is not byte-level."""
         file = path / "tokenizer.json"
         if not file.is_file():
             raise MissingFile(f"{file}: not there; a tokenizer.json is needed to serve text")
         decoder = read_json(file).get("decoder")
         if not _is_byte_level(decoder):
             raise UnsupportedCheckpoint(f"{file}: decoder {decoder!r:.80}; only byte-level tokenizers are served")
-        return cls(tokenizers.Tokenizer.from_file(str(file)))
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(file)))
+        # The library raises nothing more telling.
+        except Exception as error:
+            raise CheckpointError(f"{file}: the tokenizers library cannot read it: {error}") from error
 
     @cached_property
     def vocab_size(self) -> int:

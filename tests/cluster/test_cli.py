@@ -109,6 +109,11 @@ def test_a_truncated_shard_is_named_before_anything_starts(tmp_path: Path, warms
     [
         ("tokenizer.json", None, "tokenizer.json: no such file"),
         ("tokenizer.json", '{"model": {"vocab": {"<|im_end|>": 0}}}', "only byte-level tokenizers"),
+        (
+            "tokenizer.json",
+            '{"model": {"vocab": {"<|im_end|>": 0}}, "decoder": {"type": "ByteLevel"}}',
+            "tokenizer.json: the tokenizers library cannot read it",
+        ),
         ("chat_template.jinja", None, "no chat template"),
         ("generation_config.json", '{"top_p": 7}', "generation_config.json: top_p: Input should be less than"),
         ("generation_config.json", '{"temperature": "hot"}', "generation_config.json: temperature: "),

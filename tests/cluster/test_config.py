@@ -78,6 +78,11 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, message
         read_config_file(file)
 
 
+@pytest.mark.parametrize(("host", "url"), [("127.0.0.1", "http://127.0.0.1:80"), ("::1", "http://[::1]:80")])
+def test_the_url_of_an_ipv6_host_has_brackets(host: str, url: str) -> None:
+    assert config(http={"host": host, "port": 80}).http.url == url
+
+
 def test_what_is_no_section_stays_for_the_validation_to_name() -> None:
     assert merge({"engine": 5, "http": None}, {"engine": {"max_queue": None}, "http": {"port": 1}}) == {
         "engine": 5,
