@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import (
@@ -25,6 +25,11 @@ CACHE_SECRET_VARIABLE = "WARMSTATE_CACHE_SECRET"
 
 GIB = 1 << 30
 
+T = TypeVar("T")
+
+Filled = Annotated[T, Field(min_length=1)]
+"""A text that is not empty: an empty key would let everyone in."""
+
 
 class Section(BaseModel):
     """Unknown keys are errors: a misspelt key must not be a silent default."""
@@ -36,7 +41,7 @@ class ModelSection(Section):
     """What is served. `dtype` auto is the checkpoint's own; float32 implies `deterministic`."""
 
     path: str
-    served_name: str | None = Field(default=None, min_length=1)
+    served_name: Filled[str] | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     deterministic: bool | None = None
 
@@ -47,7 +52,7 @@ class EngineSection(Section):
     max_model_len: int | None = Field(default=None, ge=64)
     max_batch_tokens: int = Field(default=2048, ge=64)
     max_sequences: int = Field(default=16, ge=1, le=4096)
-    max_queue: int = Field(default=256, ge=0)
+    max_queue: int = Field(default=256, ge=1)
     kv_tokens: int | None = Field(default=None, ge=64)
     num_threads: int | None = Field(default=None, ge=1)
 
@@ -100,7 +105,7 @@ class HttpSection(Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
     max_body_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(32 << 20)
-    api_keys: dict[str, SecretStr] = Field(default_factory=dict)
+    api_keys: dict[Filled[str], Filled[SecretStr]] = Field(default_factory=dict)
 
     @property
     def url(self) -> str:
