@@ -1,17 +1,19 @@
 """Owns the reading end of the event stream: a thread that keeps a `PrefixIndex` up to date. Knows no router.
 
-A replica's rows are dropped when its entries show a gap or a new epoch; all rows are dropped when the stream is another
-one than before, as after a restart of the server. An index is a hint: whoever uses a row still verifies the object.
+A replica's rows are dropped when its entries show a gap or a new epoch; all rows that came from the stream are dropped
+when it is another one than before, as after a restart of the server. An index is a hint: whoever uses a row still
+verifies the object.
 """
 
 import threading
+from collections.abc import Callable
 from typing import TypeAlias, cast
 
 import redis
 
 from warmstate.cache_store.events import EventEntry, decode_entry
 from warmstate.cache_store.names import events_name
-from warmstate.cache_store.prefix_index import IndexRow, PrefixIndex
+from warmstate.cache_store.prefix_index import STORE_HOLDER, IndexRow, PrefixIndex
 from warmstate.cache_store.redis_client import StoreAddress, open_client
 
 # What RESP2 gives, where the client's types allow for every protocol version.
@@ -26,15 +28,23 @@ _LAST_RETRY_S = 2.0
 
 
 class EventFollower:
-    """Follows the stream of one namespace from its beginning, until `close`.
+    """Follows the stream of one namespace from its beginning, until `close`. `on_reset` is called on the follower's
+    thread when the stream was lost, and with it, most likely, all that the server held.
 
     Epochs of a replica must grow from one life to the next: entries of an older epoch than the newest are ignored.
     """
 
-    def __init__(self, address: StoreAddress, namespace: bytes, index: PrefixIndex) -> None:
+    def __init__(
+        self,
+        address: StoreAddress,
+        namespace: bytes,
+        index: PrefixIndex,
+        on_reset: Callable[[], None] = lambda: None,
+    ) -> None:
         self._client = open_client(address, 1, timeout_s=_BLOCK_MS / 1000 + address.operation_timeout_s)
         self._stream = events_name(namespace)
         self._index = index
+        self._on_reset = on_reset
         self._last_id = _START
         self._last_of: dict[str, tuple[int, int]] = {}
         self._counts = {"events_read": 0, "event_gaps": 0, "stream_resets": 0, "follower_failures": 0}
@@ -106,8 +116,11 @@ class EventFollower:
             return
         self._counts["stream_resets"] += 1
         self._last_id = _START
+        # Not all of the index: followers of other namespaces may share it.
+        for holder in (STORE_HOLDER, *self._last_of):
+            self._index.drop_holder(holder)
         self._last_of.clear()
-        self._index.clear()
+        self._on_reset()
 
     def _is_next(self, entry: EventEntry) -> bool:
         """Sorts out repeated and outlived entries, and drops a replica's rows where some of its entries are missing."""

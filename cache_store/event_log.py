@@ -19,12 +19,14 @@ _BATCH = 256
 _MAX_WAITING = 10_000
 _MAX_LIVE_ROWS = 50_000
 _RETRY_S = 0.5
+_LOOK_PERIOD_S = 1.0
 _CLOSE_TIMEOUT_S = 3.0
 
 
 class EventLog:
     """One replica's writer. `append` never blocks: a thread of its own sends, and tries again while the server is
-    away. When the server comes back without our entries, everything this replica can serve is told again."""
+    away. When the stream has lost our entries, everything this replica can serve is told again, also by one that has
+    nothing new to tell: the client library hides that it has connected anew."""
 
     def __init__(self, address: StoreAddress, namespace: bytes, replica_id: str, epoch: int) -> None:
         self._client = open_client(address, max_connections=1)
@@ -38,7 +40,6 @@ class EventLog:
         self._num_lost = 0
         self._num_sent = 0
         self._last_id: bytes | None = None
-        self._has_failed = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="warmstate-events", daemon=True)
         self._thread.start()
@@ -92,11 +93,12 @@ class EventLog:
         self._client.close()
 
     def _next_batch(self) -> list[EventEntry] | None:
-        """Waits for events; they stay queued until they are sent. None when closed and empty."""
+        """Waits for events; they stay queued until they are sent. Empty when it is time to look after the stream, None
+        when closed and nothing waits."""
         with self._wake:
-            self._wake.wait_for(lambda: self._waiting or self._closed)
+            self._wake.wait_for(lambda: self._waiting or self._closed, _LOOK_PERIOD_S)
             if not self._waiting:
-                return None
+                return None if self._closed else []
             events = [self._waiting[index] for index in range(min(_BATCH, len(self._waiting)))]
             first = self._next_seq
             return [self._entry(first + index, event) for index, event in enumerate(events)]
@@ -105,21 +107,23 @@ class EventLog:
         return EventEntry(self._replica_id, self._epoch, seq, event)
 
     def _send(self, batch: list[EventEntry]) -> bool:
+        """Looks for our last entry and adds the batch in one transaction, so that no restart falls between the two."""
+        last_id = self._last_id
+        pipeline = self._client.pipeline(transaction=True)
+        if last_id is not None:
+            pipeline.xrange(self._stream, last_id, last_id, count=1)
+        for entry in batch:
+            fields: dict[FieldT, EncodableT] = dict(entry.encode().items())
+            pipeline.xadd(self._stream, fields, maxlen=STREAM_MAX_ENTRIES, approximate=True)
         try:
-            if self._has_failed and not self._stream_has_our_last():
-                self._tell_all_again()
-                self._has_failed = False
-                return True
-            self._has_failed = False
-            pipeline = self._client.pipeline(transaction=True)
-            for entry in batch:
-                fields: dict[FieldT, EncodableT] = dict(entry.encode().items())
-                pipeline.xadd(self._stream, fields, maxlen=STREAM_MAX_ENTRIES, approximate=True)
-            self._last_id = pipeline.execute()[-1]
+            replies = pipeline.execute()
         except (redis.RedisError, OSError):
-            self._has_failed = True
             return False
-        self._drop_sent(batch)
+        if batch:
+            self._last_id = replies[-1]
+            self._drop_sent(batch)
+        if last_id is not None and not replies[0]:
+            self._tell_all_again()
         return True
 
     def _drop_sent(self, batch: list[EventEntry]) -> None:
@@ -130,12 +134,6 @@ class EventLog:
                 self._waiting.popleft()
             self._next_seq = max(self._next_seq, end)
             self._num_sent += len(batch)
-
-    def _stream_has_our_last(self) -> bool:
-        if self._last_id is None:
-            return True
-        last = self._last_id.decode()
-        return bool(self._client.xrange(self._stream, last, last, count=1))
 
     def _tell_all_again(self) -> None:
         """Puts the live rows before what waits; the gap in `seq` makes readers forget this replica's older rows."""

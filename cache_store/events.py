@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from warmstate.cache_store.keys import BLOCK_TOKENS
 from warmstate.cache_store.prefix_index import STORE_HOLDER, Tier
 
 _OPS: Mapping[bytes, Literal["add", "remove"]] = {b"add": "add", b"remove": "remove"}
@@ -55,9 +56,10 @@ class EventEntry:
 
 
 def decode_entry(fields: Mapping[bytes, bytes]) -> EventEntry | None:
-    """None for an entry that is not of this version."""
+    """None for an entry that is not of this version, or names what cannot be a prefix."""
     try:
         event = PrefixEvent(_OPS[fields[b"o"]], fields[b"h"], int(fields[b"p"]), _TIERS[fields[b"t"]])
-        return EventEntry(fields[b"r"].decode(), int(fields[b"e"]), int(fields[b"s"]), event)
+        entry = EventEntry(fields[b"r"].decode(), int(fields[b"e"]), int(fields[b"s"]), event)
     except (KeyError, ValueError):
         return None
+    return entry if event.position > 0 and event.position % BLOCK_TOKENS == 0 else None

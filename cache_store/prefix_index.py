@@ -54,11 +54,6 @@ class PrefixIndex:
             for key in list(self._keys_of.get(holder, ())):
                 self._remove(key, holder)
 
-    def clear(self) -> None:
-        with self._lock:
-            self._rows.clear()
-            self._keys_of.clear()
-
     def deepest(self, keys: Sequence[bytes]) -> dict[str, int]:
         """The deepest position that each holder can serve. `keys` go from the shallowest boundary to the deepest;
         a holder that has none of them is left out."""

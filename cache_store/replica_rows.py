@@ -22,7 +22,7 @@ class ReplicaRow:
     phase: str
     fraction: Annotated[float, Field(ge=0, le=1)]
     detail: str = ""
-    namespace: str = ""
+    namespace: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     stats: dict[str, float] = Field(default_factory=dict)
 
 

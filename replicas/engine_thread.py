@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from warmstate.replicas.engine import Engine, SequenceDelta
-from warmstate.replicas.errors import QueueFull
+from warmstate.replicas.errors import InvalidRequest, QueueFull
 from warmstate.replicas.messages import FinishReason, GenerateRequest, TokenDelta
 
 _STATS_PERIOD_S = 0.5
@@ -42,6 +42,8 @@ class EngineThread:
 
         Raises `PromptTooLong`, `InvalidRequest` or `QueueFull`.
         """
+        if request.request_id in self._streams:
+            raise InvalidRequest(f"a request with the id {request.request_id} is being answered")
         self._engine.check(request)
         num_waiting = self._engine.num_waiting
         if num_waiting >= self._max_queue:

@@ -4,7 +4,7 @@ ReplicaError
 ├── QueueFull            429   the waiting queue is at its limit
 ├── NotReady             503   the model is still loading, or loading failed
 ├── PromptTooLong        400   prompt plus one token does not fit the context
-├── InvalidRequest       400   an empty prompt, or a token id outside the vocabulary
+├── InvalidRequest       400   an empty prompt, a token id outside the vocabulary, or a request id in use
 └── OutOfMemory          -     the configured slots, blocks or weights do not fit; raised at start
 """
 
@@ -41,7 +41,7 @@ class PromptTooLong(ReplicaError):
 
 
 class InvalidRequest(ReplicaError):
-    """The prompt is empty, or holds a token id that the model does not have."""
+    """The prompt is empty or holds a token id that the model does not have, or the request's id is in use."""
 
     status = 400
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from warmstate.models.backend import blocks_for, floor_to_block
+from warmstate.models.backend import BLOCK_TOKENS, blocks_for, floor_to_block
 from warmstate.replicas.kv_blocks import BlockPool
 from warmstate.replicas.sequence import LoadedPrefix, Sequence, SequenceStatus
 from warmstate.replicas.slots import SlotPool
@@ -105,7 +105,8 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """The next step. Empty when nothing can run before something arrives."""
         rows = self._schedule_decodes()
-        budget = self._max_batch_tokens - len(rows)
+        # However many decode, one block of prompt goes on: less than a block could not be cut off.
+        budget = max(self._max_batch_tokens - len(rows), BLOCK_TOKENS)
         for sequence in self.running:
             if sequence.is_decoding:
                 continue

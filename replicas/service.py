@@ -112,6 +112,8 @@ class ReplicaService:
 
     async def close(self) -> None:
         """Ends running requests with an error and lets go of everything."""
+        # First of all: a request accepted from here on might never be answered.
+        self._phase = ReplicaPhase("failed", 1.0, "the replica was closed")
         if self._heartbeat is not None:
             await self._heartbeat.close()
         if self._thread is not None:
@@ -121,7 +123,6 @@ class ReplicaService:
         if self._executor is not None:
             self._executor.close()
         self._heartbeat = self._thread = self._shared = self._executor = None
-        self._phase = ReplicaPhase("failed", 1.0, "the replica was closed")
 
     async def _load(self) -> None:
         config = self._config

@@ -20,6 +20,7 @@ class Journey:
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
         self._output: list[int] = []
+        self._num_asked = 0
         self._accepted = False
         self._cached_tokens_shown = False
         self._refusal: Refused | None = None
@@ -31,9 +32,14 @@ class Journey:
         """Whether the client has every token it asked for, so that nothing is left to ask."""
         return len(self._output) >= self._request.sampling.max_tokens
 
-    def remaining_request(self) -> GenerateRequest:
-        """The request as the next replica must see it: with the tokens that the client already has."""
-        return continued(self._request, self._output) if self._output else self._request
+    def next_request(self) -> GenerateRequest:
+        """The request as the next replica must see it: with the tokens that the client already has, and an id of its
+        own, because a replica that seemed lost may still be at work on the last one."""
+        self._num_asked += 1
+        rest = continued(self._request, self._output) if self._output else self._request
+        if self._num_asked == 1:
+            return rest
+        return dataclasses.replace(rest, request_id=f"{rest.request_id}.{self._num_asked}")
 
     def advance(self, sender: str, reply: Reply, may_retry: bool) -> Reply | None:
         """Takes in one reply; returns what the client should see of it."""

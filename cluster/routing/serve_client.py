@@ -54,7 +54,7 @@ class ServeReplicaClient:
 
     async def _attempt(self, journey: Journey, pinned: str | None) -> AsyncGenerator[Reply, None]:
         """Yields what one replica says and the client has not heard; returns early when it refuses or is lost."""
-        rest = journey.remaining_request()
+        rest = journey.next_request()
         hint = self._hint(rest, pinned, journey.avoided)
         sender: str | None = None
         try:

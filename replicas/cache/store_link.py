@@ -5,6 +5,7 @@ Called from the engine thread, works on the event loop. A failure is one counted
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
@@ -19,6 +20,8 @@ from warmstate.cache_store.keys import BLOCK_TOKENS, ObjectKey
 from warmstate.cache_store.store import CheckpointStore, Dropped, DropReason, Hit, Miss, MissReason
 from warmstate.models.backend import StateShapes
 from warmstate.replicas.cache.state_codec import CheckpointBuffers, CheckpointNames, Parts, as_part, new_segment
+
+_LOG = logging.getLogger(__name__)
 
 MAX_PUBLISH_BYTES = 512 << 20
 _MAX_KNOWN_OBJECTS = 200_000
@@ -108,6 +111,11 @@ class StoreLink:
             since = self._known_since.get(key)
         return since is None or time.monotonic() - since > _KNOWN_FOR_S
 
+    def forget_stored(self) -> None:
+        """The store has lost what it held; from any thread."""
+        with self._lock:
+            self._known_since.clear()
+
     def fetch(
         self,
         shapes: StateShapes,
@@ -155,18 +163,26 @@ class StoreLink:
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._pending.add(future)
-        future.add_done_callback(self._pending.discard)
+        future.add_done_callback(self._ended)
+
+    def _ended(self, future: Future[None]) -> None:
+        self._pending.discard(future)
+        if not future.cancelled() and (fault := future.exception()) is not None:
+            _LOG.error("the store raised, which it must not", exc_info=fault)
 
     async def _fetch(
         self, fetched: FetchedPrefix, keys: Sequence[bytes], done: Callable[[FetchedPrefix | None], None]
     ) -> None:
+        miss: Miss | None = Miss(MissReason.UNAVAILABLE)
         try:
             async with asyncio.timeout(self._timeout_s):
                 miss = await self._fill(fetched, keys)
         except TimeoutError:
             miss = Miss(MissReason.TIMEOUT)
-        self._count("fetch_hits" if miss is None else f"fetch_misses_{miss.reason}")
-        done(fetched if miss is None else None)
+        finally:
+            # Whatever a store may raise, a sequence waits for this.
+            self._count("fetch_hits" if miss is None else f"fetch_misses_{miss.reason}")
+            done(fetched if miss is None else None)
 
     async def _fill(self, fetched: FetchedPrefix, keys: Sequence[bytes]) -> Miss | None:
         """Reads the checkpoint, then its KV; the first miss ends it and corrects the directory."""

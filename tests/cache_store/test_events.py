@@ -144,6 +144,65 @@ def test_a_restart_of_the_server_resets_indexes_and_replicas_tell_again_what_the
     assert follower.stats()["stream_resets"] == 1
 
 
+def test_a_replica_with_nothing_new_to_tell_tells_a_restarted_server_what_it_holds(
+    start_server: Callable[..., EmbeddedServer],
+    namespace: bytes,
+    follow: Follow,
+    write: Write,
+    eventually: Eventually,
+) -> None:
+    """It must not take an error to notice: the client connects anew by itself."""
+    server = start_server()
+    _, index = follow(server.address, namespace)
+    log = write(server.address, namespace, "a")
+    for number in range(3):
+        log.append(added(number))
+    eventually(lambda: index.deepest(KEYS) == {"a": 192})
+    server.stop()
+    start_server(port=server.port, password=server.password)
+    eventually(lambda: len(index) == 0)
+    eventually(lambda: index.deepest(KEYS) == {"a": 192} and len(index) == 3)
+
+
+def test_what_comes_after_a_restart_brings_back_what_was_told_before(
+    start_server: Callable[..., EmbeddedServer],
+    namespace: bytes,
+    follow: Follow,
+    write: Write,
+    eventually: Eventually,
+) -> None:
+    server = start_server()
+    log = write(server.address, namespace, "a")
+    log.append(added(0))
+    eventually(lambda: log.stats()["events_sent"] == 1)
+    server.stop()
+    start_server(port=server.port, password=server.password)
+    log.append(added(1))
+    _, index = follow(server.address, namespace)
+    eventually(lambda: {key for key in KEYS if index.find(key, "a")} == {KEYS[0], KEYS[1]})
+
+
+def test_a_lost_stream_is_told_and_leaves_the_rows_of_other_streams(
+    server: EmbeddedServer,
+    connect: Callable[[StoreAddress], redis.Redis],
+    namespace: bytes,
+    write: Write,
+    eventually: Eventually,
+) -> None:
+    index, resets = PrefixIndex(), []
+    index.insert(KEYS[7], "of another namespace", IndexRow(512, "host"))
+    follower = EventFollower(server.address, namespace, index, on_reset=lambda: resets.append(1))
+    log = write(server.address, namespace, "a")
+    for event in (added(0), added(1, "store")):
+        log.append(event)
+    eventually(lambda: len(index) == 3)
+    log.close()
+    connect(server.address).unlink(events_name(namespace))
+    eventually(lambda: resets == [1])
+    follower.close()
+    assert index.holders() == {"of another namespace": 1}
+
+
 def test_an_emptied_stream_resets_the_index(
     server: EmbeddedServer,
     connect: Callable[[StoreAddress], redis.Redis],
@@ -178,3 +237,5 @@ def test_entries_come_back_as_they_were_and_strangers_are_none() -> None:
         assert decode_entry({key: value for key, value in fields.items() if key != name}) is None
     assert decode_entry({**fields, b"t": b"moon"}) is None
     assert decode_entry({**fields, b"s": b"x"}) is None
+    for position in (b"0", b"-64", b"32"):
+        assert decode_entry({**fields, b"p": position}) is None

@@ -54,7 +54,13 @@ def test_a_deleted_row_is_gone_at_once(rows: ReplicaRows) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b"{", b'{"replica_id": "a"}', b'{"replica_id":"a","epoch":1,"phase":"x","fraction":9}']
+    "value",
+    [
+        b"{",
+        b'{"replica_id": "a"}',
+        b'{"replica_id":"a","epoch":1,"phase":"x","fraction":9}',
+        b'{"replica_id":"a","epoch":1,"phase":"x","fraction":1,"namespace":"of another version"}',
+    ],
 )
 def test_a_row_that_cannot_be_read_is_left_out(rows: ReplicaRows, client: redis.Redis, value: bytes) -> None:
     rows.write(LOADING)

@@ -1,6 +1,7 @@
 """The client's promises, over scripted replicas: the call is a value here, so no Ray is needed."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
@@ -107,7 +108,16 @@ def test_nobody_ready_is_said_at_once() -> None:
 def test_a_death_before_the_first_token_is_not_seen() -> None:
     replicas = Replicas({"a": [Accepted("a"), CallBroken("killed")], "b": [Accepted("b"), DONE]})
     assert ask(replicas) == [Accepted("a"), DONE]
-    assert replicas.calls[1][1] is replicas.calls[0][1]
+    first, second = (asked for _, asked, _ in replicas.calls)
+    assert dataclasses.replace(second, request_id=first.request_id) == first
+
+
+def test_no_replica_sees_an_id_twice() -> None:
+    """A replica that cannot be reached may still be at work when the router comes back to it."""
+    replicas = Replicas({"a": [CallBroken("unreachable")]})
+    ask(replicas)
+    ids = [asked.request_id for _, asked, _ in replicas.calls]
+    assert len(ids) == len(set(ids)) == 4
 
 
 def test_a_stream_goes_on_from_the_tokens_it_has_yielded() -> None:

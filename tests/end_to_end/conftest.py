@@ -21,6 +21,7 @@ from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 60
 ORPHAN_TIMEOUT_S = 30
+SETTLED_S = 2.5
 REPLICA_HEADER = "x-warmstate-replica"
 
 
@@ -67,6 +68,15 @@ class Server:
         text = self.http.get("/metrics").text
         lines = re.findall(rf"^(?:vllm:|warmstate:){re.escape(name)}(?:_total)?(\{{.*\}})? (\S+)$", text, re.MULTILINE)
         return sum(float(value) for labels, value in lines if replica_id is None or f'"{replica_id}"' in labels)
+
+    def settled_metric(self, name: str, replica_id: str | None = None) -> float:
+        """The same, once it has stood still for longer than the second between two reports of a replica."""
+        value, since = self.metric(name, replica_id), time.monotonic()
+        while time.monotonic() < since + SETTLED_S:
+            time.sleep(0.2)
+            if (now := self.metric(name, replica_id)) != value:
+                value, since = now, time.monotonic()
+        return value
 
     def processes(self, name: str) -> list[psutil.Process]:
         """Those of the server's processes whose title or command line begins with `name`."""

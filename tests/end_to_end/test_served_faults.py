@@ -57,7 +57,7 @@ def test_a_successor_is_warm_from_the_store(server: Any, eventually: Callable[..
     first, second = server.wait_until_ready(2)
     rng = random.Random(10)
     prompt = [rng.randrange(1, 250) for _ in range(200)]
-    published = server.metric("store_published", first)
+    published = server.settled_metric("store_published", first)
     cold = server.complete(prompt, first, max_tokens=4, ignore_eos=True).json()
     eventually(lambda: server.metric("store_published", first) == published + 1)
     warm = server.complete(prompt, second, max_tokens=4, ignore_eos=True).json()
@@ -78,7 +78,7 @@ def test_killing_the_store_costs_warmth_and_nothing_else(
     eventually(lambda: store_failures(server) > failures)
     # It is started again, and shared again.
     eventually(lambda: len(server.processes("valkey-server")) == 1)
-    stored = server.metric("store_stored")
+    stored = server.settled_metric("store_stored")
     eventually(lambda: tokens(server, random_prompt()) and server.metric("store_stored") > stored)
 
 

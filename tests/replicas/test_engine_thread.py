@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from warmstate.replicas.engine_thread import EngineThread
-from warmstate.replicas.errors import PromptTooLong, QueueFull
+from warmstate.replicas.errors import InvalidRequest, PromptTooLong, QueueFull
 from warmstate.replicas.messages import FinishReason
 
 Build = Callable[..., Any]
@@ -81,6 +81,28 @@ def test_an_engine_bug_ends_every_stream_and_is_told(
     finally:
         threading.excepthook = before
     assert [str(caught.exc_value) for caught in seen] == ["a bug"]
+
+
+def test_an_id_in_use_is_refused_and_harms_nobody(
+    fake_backend: Build, engine_over: Build, request_for: Build, prompt_of: Build
+) -> None:
+    async def scenario() -> None:
+        thread = engine_thread(engine_over(fake_backend(max_model_len=4000)))
+        request = request_for(prompt_of(20), max_tokens=300)
+        stream = thread.submit(request)
+        with pytest.raises(InvalidRequest, match=request.request_id):
+            thread.submit(request)
+        last = await asyncio.wait_for(stream.get(), 10)
+        while last.finish_reason is None:
+            last = await asyncio.wait_for(stream.get(), 10)
+        assert last.finish_reason is FinishReason.LENGTH
+        thread.submit(request)
+        thread.cancel(request.request_id)
+        again = thread.submit(request)
+        assert (await asyncio.wait_for(again.get(), 10)).token_ids
+        await thread.close()
+
+    asyncio.run(scenario())
 
 
 def test_refusals_are_immediate(fake_backend: Build, engine_over: Build, request_for: Build, prompt_of: Build) -> None:

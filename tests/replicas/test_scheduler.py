@@ -96,6 +96,15 @@ def test_decodes_come_first_and_never_fragment_a_prefill(bench: Callable[..., Be
     assert steps.step() == [(0, 12, 1), (1, 22, 1), (2, 256, 128)]
 
 
+def test_decodes_never_starve_a_prefill(bench: Callable[..., Bench]) -> None:
+    steps = bench(budget=64)
+    steps.add(10)
+    steps.step()
+    steps.add(200)
+    assert steps.step() == [(0, 10, 1), (1, 0, 64)]
+    assert steps.step() == [(0, 11, 1), (1, 64, 64)]
+
+
 def test_sequences_are_admitted_in_order_of_arrival(bench: Callable[..., Bench]) -> None:
     steps = bench(slots=2)
     steps.add(10, 10, 10)

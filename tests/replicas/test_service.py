@@ -191,6 +191,32 @@ def test_another_replica_and_a_restarted_one_are_warm_through_the_store(
     asyncio.run(scenario())
 
 
+def test_a_store_that_comes_back_empty_is_filled_again(
+    config: ReplicaConfig, server: EmbeddedServer, request_for: Build, prompt_of: Build
+) -> None:
+    """A checkpoint is no use to others without the KV below it, which this replica had stored before."""
+    turns = [request_for(prompt_of(length), max_tokens=4) for length in (300, 700)]
+
+    async def scenario() -> None:
+        shared = with_store(config, server)
+        async with running(shared, "r1") as first:
+            await ask(first, turns[0])
+            await until(lambda: first.stats().get("store_published", 0) == 1)
+            await asyncio.to_thread(server.stop)
+            with await asyncio.to_thread(EmbeddedServer, port=server.port, password=server.password):
+                await until(lambda: first.stats()["store_stream_resets"] == 1)
+                miss = await ask(first, turns[1])
+                assert deltas(miss)[0].num_cached_tokens == 256
+                await until(lambda: first.stats()["store_published"] == 2)
+                await until(lambda: first.stats()["store_events_waiting"] == 0)
+                async with running(shared, "r2") as second:
+                    hit = await ask(second, turns[1])
+                    assert output(hit) == output(miss)
+                    assert (deltas(hit)[0].num_cached_tokens, deltas(hit)[0].cache_source) == (640, "store")
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stalled"])
 def test_chats_go_on_without_the_store(
     config: ReplicaConfig, server: EmbeddedServer, request_for: Build, prompt_of: Build, how: signal.Signals
@@ -214,6 +240,21 @@ def test_chats_go_on_without_the_store(
             assert missed >= 1
             if how is signal.SIGSTOP:
                 os.kill(pid, signal.SIGCONT)
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_closes_takes_no_more_requests(
+    config: ReplicaConfig, request_for: Build, prompt_of: Build
+) -> None:
+    async def scenario() -> None:
+        service = ReplicaService(config, "r1")
+        await service.start()
+        closing = asyncio.create_task(service.close())
+        await asyncio.sleep(0)
+        late = await asyncio.wait_for(ask(service, request_for(prompt_of(5))), 10)
+        assert isinstance(late[0], Refused)
+        await closing
 
     asyncio.run(scenario())
 

@@ -195,6 +195,20 @@ def test_a_stalled_store_delays_nobody_but_who_waits_for_it(
     engine.check_integrity()
 
 
+def test_a_store_that_raises_keeps_nobody_waiting(
+    replica: Build, ask: Build, published: Any, troubled: TroubledStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(key: ObjectKey) -> Miss | None:
+        raise RuntimeError("not in the Protocol")
+
+    troubled.refuse_get = fail
+    engine, link = replica(troubled)
+    result = ask(engine)
+    assert (result.num_cached_tokens, result.output) == (0, published.output)
+    assert link.stats()["fetch_misses_unavailable"] == 1
+    assert "not in the Protocol" in caplog.text
+
+
 def test_publishing_beyond_the_bound_is_dropped_and_counted(
     replica: Build, ask: Build, sharing: Any, troubled: TroubledStore
 ) -> None:
