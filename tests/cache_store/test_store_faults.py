@@ -192,6 +192,25 @@ def test_puts_beyond_the_bytes_in_flight_are_dropped_not_queued(
     run(store.close())
 
 
+def test_a_get_does_not_wait_for_the_puts_before_it(
+    server: EmbeddedServer, run: Run, make_key: MakeKey, make_parts: MakeParts, empty_like: EmptyLike
+) -> None:
+    small, large = make_parts(), make_parts(rec=("uint8", (4_000_000,)))
+    store, kept = RedisStore(server.address, ttl_s=10), make_key()
+    assert isinstance(run(store.put(kept, small)), Stored)
+
+    async def get_behind_puts() -> int:
+        puts = [asyncio.create_task(store.put(make_key(), large)) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert isinstance(await store.get(kept, empty_like(small)), Hit)
+        num_done = sum(put.done() for put in puts)
+        await asyncio.gather(*puts)
+        return num_done
+
+    assert run(get_behind_puts()) < 10
+    run(store.close())
+
+
 def test_closing_amid_calls_ends_them_as_results(
     start_server: StartServer, run: Run, make_key: MakeKey, make_parts: MakeParts, empty_like: EmptyLike
 ) -> None:
