@@ -188,8 +188,7 @@ class RedisStore:
                 result = await work
         except (redis.RedisError, OSError, StoreUnavailable) as error:
             failure = failure_of(error)
-            if failure.counts_for_breaker:
-                self._breaker.failed()
+            (self._breaker.failed if failure.counts_for_breaker else self._breaker.succeeded)()
             return failure
         except asyncio.CancelledError:
             # `close` cancels what still waits for a thread; that is not a cancellation of our caller.

@@ -176,6 +176,19 @@ def test_a_full_server_drops_the_put_and_still_serves_reads(
     run(store.close())
 
 
+def test_a_server_that_answers_closes_the_breaker_even_when_it_is_full(
+    start_server: StartServer, run: Run, make_key: MakeKey, make_parts: MakeParts
+) -> None:
+    breaker = Breaker(num_failures=1, retry_s=0)
+    store = RedisStore(start_server(max_memory_bytes=3 << 20).address, breaker=breaker)
+    breaker.failed()
+    refused = run(store.put(make_key(), make_parts(rec=("uint8", (4_000_000,)))))
+    assert isinstance(refused, Dropped)
+    assert refused.reason is DropReason.NO_ROOM
+    assert not breaker.is_open
+    run(store.close())
+
+
 def test_puts_beyond_the_bytes_in_flight_are_dropped_not_queued(
     server: EmbeddedServer, run: Run, make_key: MakeKey, make_parts: MakeParts
 ) -> None:
