@@ -1,7 +1,8 @@
 """Owns the shared tier: the `CheckpointStore` over a Redis-protocol server. Knows no model and no engine.
 
-Blocking work runs on two private threads with a connection each; the event loop only waits. Whatever the server does,
-a call ends within the operation timeout, as a result.
+Blocking work runs on private threads with a connection each, two that read and one that writes: somebody waits for what
+is read, and nobody for what is written. The event loop only waits. Whatever the server does, a call ends within the
+operation timeout, as a result.
 """
 
 import asyncio
@@ -22,7 +23,8 @@ from warmstate.cache_store.redis_client import Failure, StoreAddress, failure_of
 from warmstate.cache_store.redis_objects import Loan, ObjectReader, ObjectWriter
 from warmstate.cache_store.store import Dropped, DropReason, Exists, Hit, Miss, MissReason, Part, Stored
 
-_NUM_CONNECTIONS = 2
+_NUM_READERS = 2
+_NUM_WRITERS = 1
 
 _Result = TypeVar("_Result")
 
@@ -61,8 +63,9 @@ class RedisStore:
         self._max_object_bytes = max_object_bytes
         self._max_in_flight_bytes = max_in_flight_bytes
         self._epoch = epoch
-        self._client = open_client(address, _NUM_CONNECTIONS)
-        self._threads = ThreadPoolExecutor(_NUM_CONNECTIONS, thread_name_prefix="warmstate-store")
+        self._client = open_client(address, _NUM_READERS + _NUM_WRITERS)
+        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="warmstate-store-read")
+        self._writers = ThreadPoolExecutor(_NUM_WRITERS, thread_name_prefix="warmstate-store-write")
         self._breaker = breaker or Breaker()
         self._counts: Counter[str] = Counter()
         self._seconds: dict[str, float] = {"get_seconds": 0.0, "put_seconds": 0.0}
@@ -97,13 +100,14 @@ class RedisStore:
         """Best effort: a server that does not answer keeps the object until it expires."""
         if self._closed or not self._breaker.allows():
             return
-        outcome = await self._within_timeout(self._on_thread(self._client.unlink, object_name(key)))
+        outcome = await self._within_timeout(self._on(self._writers, self._client.unlink, object_name(key)))
         self._counts["deletes_failed" if isinstance(outcome, Failure) else "deletes"] += 1
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            for threads in (self._readers, self._writers):
+                threads.shutdown(wait=False, cancel_futures=True)
             with self._lock:
                 is_idle = self._num_running == 0
             if is_idle:
@@ -135,20 +139,20 @@ class RedisStore:
 
     async def _fetch(self, reader: ObjectReader) -> Hit | Miss:
         if reader.is_small:
-            miss = await self._on_thread(reader.read_small)
+            miss = await self._on(self._readers, reader.read_small)
         else:
             miss = await self._fetch_large(reader)
         if miss is None:
             return Hit(reader.num_bytes)
         if miss.reason is MissReason.CORRUPT:
-            await self._on_thread(reader.discard)
+            await self._on(self._readers, reader.discard)
         return miss
 
     async def _fetch_large(self, reader: ObjectReader) -> Miss | None:
-        head = await self._on_thread(reader.read_head)
+        head = await self._on(self._readers, reader.read_head)
         if isinstance(head, Miss):
             return head
-        reads = [self._on_thread(reader.read_window, window, head) for window in reader.windows()]
+        reads = [self._on(self._readers, reader.read_window, window, head) for window in reader.windows()]
         return next((miss for miss in await asyncio.gather(*reads) if miss is not None), None)
 
     async def _put(self, key: ObjectKey, parts: Mapping[str, Part]) -> Stored | Exists | Dropped:
@@ -160,7 +164,7 @@ class RedisStore:
         self._in_flight_bytes += num_bytes
         try:
             writer = ObjectWriter(self._client, key, parts, loan, self._epoch, self._ttl_ms)
-            outcome = await self._within_timeout(self._on_thread(writer.publish))
+            outcome = await self._within_timeout(self._on(self._writers, writer.publish))
         finally:
             self._in_flight_bytes -= num_bytes
             loan.close()
@@ -184,8 +188,7 @@ class RedisStore:
                 result = await work
         except (redis.RedisError, OSError, StoreUnavailable) as error:
             failure = failure_of(error)
-            if failure.counts_for_breaker:
-                self._breaker.failed()
+            (self._breaker.failed if failure.counts_for_breaker else self._breaker.succeeded)()
             return failure
         except asyncio.CancelledError:
             # `close` cancels what still waits for a thread; that is not a cancellation of our caller.
@@ -195,10 +198,10 @@ class RedisStore:
         self._breaker.succeeded()
         return result
 
-    async def _on_thread(self, work: Callable[..., _Result], *args: Any) -> _Result:
+    async def _on(self, threads: ThreadPoolExecutor, work: Callable[..., _Result], *args: Any) -> _Result:
         if self._closed:
             raise StoreUnavailable("the store was closed")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._call, work, *args)
+        return await asyncio.get_running_loop().run_in_executor(threads, self._call, work, *args)
 
     def _call(self, work: Callable[..., _Result], *args: Any) -> _Result:
         """Runs on a private thread. After `close` the last one to come back closes the connections: to close one that

@@ -67,6 +67,7 @@ class HybridCache:
         self._link = link
         self._enabled = enabled
         self._pending = PendingPrefixes()
+        self._fetching: dict[Sequence, int] = {}
         self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
 
     def find(self, sequence: Sequence) -> PrefixMatch | None:
@@ -162,9 +163,17 @@ class HybridCache:
             sequence.twin_leader = leader.arrival
             return True
         if stored > position:
-            self._fetch(sequence, keys[: stored // BLOCK_TOKENS])
+            if self._has_room_to_fetch(stored):
+                self._fetch(sequence, keys[: stored // BLOCK_TOKENS])
             return True
         return False
+
+    def _has_room_to_fetch(self, num_tokens: int) -> bool:
+        """No more is on its way than could run here: a long queue would fill the host's memory, and the store's pipe
+        until everything in it was late."""
+        max_tokens = self._blocks.capacity * BLOCK_TOKENS
+        is_full = len(self._fetching) >= self._backend.limits.num_slots
+        return not self._fetching or not (is_full or sum(self._fetching.values()) + num_tokens > max_tokens)
 
     def _fetch(self, sequence: Sequence, keys: Keys[bytes]) -> None:
         """Starts the one fetch of a sequence; others with this prefix wait for it."""
@@ -172,7 +181,7 @@ class HybridCache:
         sequence.was_fetched = True
         sequence.status = SequenceStatus.FETCHING
         self._pending.put(sequence, keys[-1])
-        position = len(keys) * BLOCK_TOKENS
+        self._fetching[sequence] = position = len(keys) * BLOCK_TOKENS
         missing = self._host.missing_segments(keys, self._blocks.count_resident(keys), position)
         self._link.fetch(
             self._shapes, keys, missing, lambda fetched: self._post(lambda: self._take_fetched(sequence, fetched))
@@ -180,6 +189,7 @@ class HybridCache:
 
     def _take_fetched(self, sequence: Sequence, fetched: FetchedPrefix | None) -> None:
         """Ends the wait of a sequence, which may have been cancelled meanwhile."""
+        del self._fetching[sequence]
         self._pending.withdraw(sequence)
         if fetched is not None:
             self._put_fetched(sequence.prefix_keys[: fetched.position // BLOCK_TOKENS], fetched)

@@ -176,6 +176,19 @@ def test_a_full_server_drops_the_put_and_still_serves_reads(
     run(store.close())
 
 
+def test_a_server_that_answers_closes_the_breaker_even_when_it_is_full(
+    start_server: StartServer, run: Run, make_key: MakeKey, make_parts: MakeParts
+) -> None:
+    breaker = Breaker(num_failures=1, retry_s=0)
+    store = RedisStore(start_server(max_memory_bytes=3 << 20).address, breaker=breaker)
+    breaker.failed()
+    refused = run(store.put(make_key(), make_parts(rec=("uint8", (4_000_000,)))))
+    assert isinstance(refused, Dropped)
+    assert refused.reason is DropReason.NO_ROOM
+    assert not breaker.is_open
+    run(store.close())
+
+
 def test_puts_beyond_the_bytes_in_flight_are_dropped_not_queued(
     server: EmbeddedServer, run: Run, make_key: MakeKey, make_parts: MakeParts
 ) -> None:
@@ -189,6 +202,25 @@ def test_puts_beyond_the_bytes_in_flight_are_dropped_not_queued(
     assert sum(isinstance(outcome, Stored) for outcome in outcomes) == 2
     assert {outcome.reason for outcome in outcomes if isinstance(outcome, Dropped)} == {DropReason.NO_ROOM}
     assert store.stats()["in_flight_bytes"] == 0
+    run(store.close())
+
+
+def test_a_get_does_not_wait_for_the_puts_before_it(
+    server: EmbeddedServer, run: Run, make_key: MakeKey, make_parts: MakeParts, empty_like: EmptyLike
+) -> None:
+    small, large = make_parts(), make_parts(rec=("uint8", (4_000_000,)))
+    store, kept = RedisStore(server.address, ttl_s=10), make_key()
+    assert isinstance(run(store.put(kept, small)), Stored)
+
+    async def get_behind_puts() -> int:
+        puts = [asyncio.create_task(store.put(make_key(), large)) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert isinstance(await store.get(kept, empty_like(small)), Hit)
+        num_done = sum(put.done() for put in puts)
+        await asyncio.gather(*puts)
+        return num_done
+
+    assert run(get_behind_puts()) < 10
     run(store.close())
 
 

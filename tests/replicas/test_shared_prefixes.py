@@ -235,6 +235,44 @@ def test_a_dropped_object_hides_the_whole_checkpoint(
     assert link.stats()["publish_dropped_no_room"] == 1
 
 
+@pytest.mark.parametrize(("sizes", "num_fetches"), [({"num_slots": 3}, 3), ({"num_slots": 9, "num_blocks": 20}, 2)])
+def test_a_queue_does_not_fetch_more_at_once_than_could_run(
+    fake_backend: Build,
+    engine_over: Build,
+    replica: Build,
+    run_requests: Build,
+    collect_step: Build,
+    request_for: Build,
+    prompt_of: Build,
+    sharing: Any,
+    troubled: TroubledStore,
+    sizes: dict[str, int],
+    num_fetches: int,
+) -> None:
+    requests = [request_for(prompt_of(600, seed=seed)) for seed in range(8)]
+    first, link = replica(cache=CacheConfig(1 << 24))
+    expected = run_requests(first, requests)
+    sharing.drain(link)
+    backend = fake_backend(**sizes)
+    engine = engine_over(backend, link=sharing.link(backend, troubled), cache=CacheConfig(1 << 24))
+    troubled.stalled = True
+    for request in requests:
+        engine.add(request)
+    results: dict[str, Any] = {}
+    assert not collect_step(engine, results)
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), sharing.loop).result()
+    assert len({key.prefix for key in troubled.gets if key.kind == "ck"}) == num_fetches
+    troubled.stalled = False
+    while not all(request.request_id in results and results[request.request_id].finish_reason for request in requests):
+        if not collect_step(engine, results):
+            engine.run_posted(wait=True)
+    engine.check_integrity()
+    for request in requests:
+        result = results[request.request_id]
+        assert (result.num_cached_tokens, result.cache_source) == (576, "store")
+        assert result.output == expected[request.request_id].output
+
+
 def test_cancelling_while_fetching_frees_everything(
     replica: Build,
     published: Any,
