@@ -1,6 +1,5 @@
 """`serve run` brings up what `warmstate serve` does, from the configuration in the repository."""
 
-import importlib.resources
 import os
 import signal
 import socket
@@ -17,14 +16,14 @@ import yaml
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
+SHIPPED = Path(__file__).resolve().parents[2] / "cluster" / "configs" / "local.yaml"
 START_TIMEOUT_S = 120
 
 
 @pytest.fixture
 def config_file(checkpoint: Path, tmp_path: Path) -> Path:
     """local.yaml with a free port and the checkpoint of these tests."""
-    shipped = importlib.resources.files("warmstate.cluster.configs") / "local.yaml"
-    values = yaml.safe_load(shipped.read_text())
+    values = yaml.safe_load(SHIPPED.read_text())
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         values["http_options"]["port"] = probe.getsockname()[1]
@@ -41,7 +40,7 @@ def serve_run(config_file: Path, tmp_path: Path) -> Iterator[subprocess.Popen[by
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     }
-    command = [Path(sys.executable).with_name("serve"), "run", config_file]
+    command = [str(Path(sys.executable).with_name("serve")), "run", str(config_file)]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
