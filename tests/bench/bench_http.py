@@ -3,37 +3,30 @@
     python tests/bench/bench_http.py [--rounds 5]
 
 Both applications run at once on this machine and are measured in turns at concurrency 1, so that drift hits both.
-Per request: a 1-token completion, not streamed. Per token: the rest of a streamed 256-token reply, divided by 255.
-The engine's own time is measured in this process with the same model, and taken off warmstate's figure.
+Per request: a 1-token completion, not streamed. Per token: a streamed 256-token reply, divided by 256. What the engines
+spent in steps meanwhile, by their own count, is taken off warmstate's figure.
 """
 
 import argparse
-import asyncio
-import json
 import os
+import re
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import numpy as np
-import torch
 
-from warmstate.cache_store.keys import chain_root
 from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
-from warmstate.replicas.config import EngineConfig, ReplicaConfig
-from warmstate.replicas.messages import GenerateRequest, SamplingParams
-from warmstate.replicas.service import ReplicaService
 
 HERE = Path(__file__).resolve().parent
 NUM_TOKENS = 256
-PROMPT_TOKENS = 20
+NUM_REQUESTS = 40
 BODY = {"model": "bench", "messages": [{"role": "user", "content": "hello"}], "ignore_eos": True, "temperature": 0}
 
 
@@ -63,45 +56,36 @@ def running(command: list[str], base_url: str, env: dict[str, str]) -> Iterator[
         process.wait(60)
 
 
-def request_seconds(client: httpx.Client, count: int = 40) -> float:
-    """Median seconds of a 1-token request that is not streamed."""
-    seconds = []
-    for _ in range(count):
-        start = time.perf_counter()
+def request_seconds(client: httpx.Client) -> float:
+    """Mean seconds of a 1-token request that is not streamed."""
+    start = time.perf_counter()
+    for _ in range(NUM_REQUESTS):
         client.post("/v1/chat/completions", json=BODY | {"max_tokens": 1}).raise_for_status()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+    return (time.perf_counter() - start) / NUM_REQUESTS
 
 
 def token_seconds(client: httpx.Client) -> float:
-    """Seconds per token of one streamed reply, first token excluded."""
-    arrivals = []
+    """Seconds per token of one streamed reply."""
+    start = time.perf_counter()
     with client.stream("POST", "/v1/chat/completions", json=BODY | {"max_tokens": NUM_TOKENS, "stream": True}) as reply:
         reply.raise_for_status()
-        for line in reply.iter_lines():
-            if line.startswith("data: {"):
-                arrivals.append(time.perf_counter())
-    return (arrivals[-1] - arrivals[0]) / (NUM_TOKENS - 1)
+        reply.read()
+    return (time.perf_counter() - start) / NUM_TOKENS
 
 
-async def engine_seconds(model: Path) -> tuple[float, float]:
-    """The same work without HTTP: median seconds of a 1-token request, and per further token of a long one."""
-    config = ReplicaConfig(model, torch.bfloat16, False, 1, EngineConfig(max_model_len=4096))
-    service = ReplicaService(config, "bench")
-    await service.start()
+def engine_seconds(client: httpx.Client) -> float:
+    """What the engines of the replicas have spent in steps so far, by their own count."""
+    # Replicas report once a second.
+    time.sleep(2.5)
+    text = client.get("/metrics").text
+    return sum(float(value) for value in re.findall(r"^warmstate:engine_step_seconds\{.*\} (\S+)$", text, re.MULTILINE))
 
-    async def seconds(number: int, max_tokens: int) -> float:
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        prompt = np.arange(PROMPT_TOKENS, dtype=np.int32)
-        start = time.perf_counter()
-        async for _ in service.generate(GenerateRequest(f"{number}-{max_tokens}", prompt, sampling, chain_root(), b"")):
-            pass
-        return time.perf_counter() - start
 
-    one = statistics.median([await seconds(i, 1) for i in range(40)])
-    many = statistics.median([await seconds(i, NUM_TOKENS) for i in range(5)])
-    await service.close()
-    return one, (many - one) / (NUM_TOKENS - 1)
+def beside_engine(client: httpx.Client, measure: Callable[[httpx.Client], float], count: int) -> tuple[float, float]:
+    """Seconds per unit of one measurement of `count` units, and those of them that the engine spent."""
+    before = engine_seconds(client)
+    seconds = measure(client)
+    return seconds, (engine_seconds(client) - before) / count
 
 
 def main() -> None:
@@ -118,21 +102,24 @@ def main() -> None:
         ours = [cli, "serve", str(model), "--replicas", "2", "--port", str(ours_port), "--served-model-name", "bench"]
         echo = [sys.executable, str(HERE / "run_echo.py"), str(echo_port)]
         with running(ours, ours_url, {}), running(echo, echo_url, serve_env):
-            rows = []
-            with httpx.Client(base_url=ours_url) as a, httpx.Client(base_url=echo_url) as b:
-                for _ in range(rounds):
-                    rows.append((request_seconds(a), request_seconds(b), token_seconds(a), token_seconds(b)))
-        engine_request, engine_token = asyncio.run(engine_seconds(model))
-    medians = [statistics.median(column) * 1e3 for column in zip(*rows, strict=True)]
-    ours_request, echo_request, ours_token, echo_token = medians
-    engine_request_ms, engine_token_ms = engine_request * 1e3, engine_token * 1e3
-    print(f"{'':22}{'warmstate':>12}{'its engine':>12}{'echo':>10}{'HTTP path over echo':>22}")
-    for name, mine, engine, floor in (
-        ("ms per request", ours_request, engine_request_ms, echo_request),
-        ("ms per streamed token", ours_token, engine_token_ms, echo_token),
-    ):
-        print(f"{name:22}{mine:12.3f}{engine:12.3f}{floor:10.3f}{mine - engine - floor:22.3f}")
-    print(json.dumps({"rounds": rounds, "rows_s": rows, "engine_s": [engine_request, engine_token]}))
+            timeout = httpx.Timeout(120)
+            with (
+                httpx.Client(base_url=ours_url, timeout=timeout) as a,
+                httpx.Client(base_url=echo_url, timeout=timeout) as b,
+            ):
+                for measure, count, name in (
+                    (request_seconds, NUM_REQUESTS, "ms per request"),
+                    (token_seconds, NUM_TOKENS, "ms per streamed token"),
+                ):
+                    rows = [(*beside_engine(a, measure, count), measure(b)) for _ in range(rounds)]
+                    report(name, rows)
+
+
+def report(name: str, rows: list[tuple[float, float, float]]) -> None:
+    """Prints medians of (warmstate, its engine, echo) over the rounds, and of what is left for the HTTP path."""
+    ours, engine, echo = (statistics.median(column) * 1e3 for column in zip(*rows, strict=True))
+    over = statistics.median(mine - own - floor for mine, own, floor in rows) * 1e3
+    print(f"{name:22} warmstate {ours:7.3f}, of it engine {engine:7.3f}; echo {echo:7.3f}; over echo {over:7.3f}")
 
 
 if __name__ == "__main__":

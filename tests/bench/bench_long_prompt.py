@@ -100,7 +100,15 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        write_demo_checkpoint(model, size="tiny", dtype=torch.float32)
+        # One attention layer of two heads: its work is quadratic, and what is asked here is memory.
+        write_demo_checkpoint(
+            model,
+            size="tiny",
+            dtype=torch.float32,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+        )
         asyncio.run(measure(model, arguments.tokens))
 
 

@@ -142,7 +142,9 @@ def test_a_body_over_the_limit_is_413(server: Any) -> None:
 def test_a_client_that_leaves_frees_the_replica(server: Any, eventually: Eventually) -> None:
     body = {"prompt": "x", "max_tokens": 60_000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
-        assert next(response.iter_lines()).startswith("data: ")
+        # Held on to: an iterator that is dropped closes the connection.
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
         eventually(lambda: server.metric("num_requests_running") == 1)
     eventually(lambda: server.metric("num_requests_running") == 0)
 
