@@ -1,7 +1,11 @@
 """The embedded store as a deployment, so that it lives and dies with the application however that was started."""
 
 import asyncio
+import json
 import logging
+
+from ray import serve
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
 from warmstate.cache_store.embedded import EmbeddedServer
 from warmstate.cache_store.errors import EmbeddedServerError
@@ -13,12 +17,13 @@ _WATCH_PERIOD_S = 1.0
 
 class StoreDeployment:
     """Starts the server, and starts it again at the same address when it dies: an empty store is a slow store, but a
-    store that stays away is none. Serve's own restart would move it to another port."""
+    store that stays away is none. When this process dies too, Serve starts another, which finds the address in Ray."""
 
     # Serve awaits a constructor that is a coroutine; a task can only be started from one.
     async def __init__(self, max_memory_bytes: int) -> None:  # type: ignore[misc]
         self._max_memory_bytes = max_memory_bytes
-        self._server = await asyncio.to_thread(EmbeddedServer, max_memory_bytes)
+        name = f"warmstate/store/{serve.get_replica_context().app_name}"
+        self._server = await asyncio.to_thread(_start, max_memory_bytes, name.encode())
         self._watch = asyncio.create_task(self._keep_running())
 
     async def address(self) -> tuple[str, str]:
@@ -44,3 +49,16 @@ class StoreDeployment:
         """Serve awaits this when it takes the deployment down."""
         self._watch.cancel()
         await asyncio.to_thread(self._server.stop)
+
+
+def _start(max_memory_bytes: int, name: bytes) -> EmbeddedServer:
+    """Where replicas and ingress knew an earlier life of the store, and elsewhere only if that port is taken."""
+    if (known := _internal_kv_get(name)) is not None:
+        port, password = json.loads(known)
+        try:
+            return EmbeddedServer(max_memory_bytes, port=port, password=password)
+        except EmbeddedServerError as error:
+            logger.warning("the embedded store cannot come back to port %d: %s", port, error)
+    server = EmbeddedServer(max_memory_bytes)
+    _internal_kv_put(name, json.dumps([server.port, server.password]).encode(), overwrite=True)
+    return server

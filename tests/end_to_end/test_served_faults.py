@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.cluster
 
 REPLICA = "ray::ServeReplica:warmstate:replica"
+STORE = "ray::ServeReplica:warmstate:store"
 NUM_CLIENTS = 4
 
 
@@ -78,6 +79,16 @@ def test_killing_the_store_costs_warmth_and_nothing_else(
     eventually(lambda: store_failures(server) > failures)
     # It is started again, and shared again.
     eventually(lambda: len(server.processes("valkey-server")) == 1)
+    stored = server.settled_metric("store_stored")
+    eventually(lambda: tokens(server, random_prompt()) and server.metric("store_stored") > stored)
+
+
+def test_the_store_comes_back_where_it_was_when_its_keeper_is_killed(
+    server: Any, replica_ids: list[str], eventually: Callable[..., None]
+) -> None:
+    (keeper,), (store,) = server.processes(STORE), server.processes("valkey-server")
+    keeper.kill()
+    eventually(lambda: [process.pid for process in server.processes("valkey-server")] not in ([], [store.pid]))
     stored = server.settled_metric("store_stored")
     eventually(lambda: tokens(server, random_prompt()) and server.metric("store_stored") > stored)
 
