@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
+from typing import ClassVar
 
 from warmstate.cluster.errors import ApiError, GenerationFailed, ReplicaLost, refusal
 from warmstate.replicas.messages import Accepted, Refused, Reply, TokenDelta
@@ -12,13 +13,17 @@ from warmstate.replicas.messages import Accepted, Refused, Reply, TokenDelta
 class FanIn:
     """Streams of replies as one; what has arrived meanwhile is handed out together.
 
-    A stream is closed by cancelling the task that reads it, which also reaches a generator that is waiting.
+    A stream is closed by cancelling the task that reads it, which also reaches a generator that is waiting. A stream
+    that has had its last delta is left to end by itself: nobody waits for that, and a cancel would cost a message.
     """
+
+    _ending: ClassVar[set[asyncio.Task[None]]] = set()
 
     def __init__(self, streams: Sequence[AsyncGenerator[Reply, None]]) -> None:
         self._arrived: deque[tuple[int, TokenDelta]] = deque()
         self._heads: dict[int, Accepted | Refused] = {}
         self._unfinished = set(range(len(streams)))
+        self._finished: set[int] = set()
         self._fault: BaseException | None = None
         self._changed = asyncio.Event()
         self._pumps = [asyncio.create_task(self._pump(i, stream)) for i, stream in enumerate(streams)]
@@ -57,9 +62,9 @@ class FanIn:
         await self._cancel([self._pumps[index]])
 
     async def close(self) -> None:
-        """Cancels every stream. May be called again."""
+        """Cancels every stream that has not finished. May be called again."""
         self._unfinished.clear()
-        await self._cancel(self._pumps)
+        await self._cancel([pump for i, pump in enumerate(self._pumps) if i not in self._finished])
 
     async def _cancel(self, pumps: Sequence[asyncio.Task[None]]) -> None:
         for pump in pumps:
@@ -85,7 +90,7 @@ class FanIn:
                 if isinstance(reply, TokenDelta):
                     self._arrived.append((index, reply))
                     if reply.finish_reason is not None:
-                        self._unfinished.discard(index)
+                        self._finish(index)
                 elif isinstance(reply, Refused) and index in self._heads:
                     raise refusal(reply.status, reply.message, reply.retry_after_s)
                 else:
@@ -93,6 +98,13 @@ class FanIn:
                 self._changed.set()
         finally:
             await stream.aclose()
+
+    def _finish(self, index: int) -> None:
+        self._unfinished.discard(index)
+        self._finished.add(index)
+        # The event loop itself holds tasks weakly.
+        self._ending.add(self._pumps[index])
+        self._pumps[index].add_done_callback(self._ending.discard)
 
     def _ended(self, index: int, pump: asyncio.Task[None]) -> None:
         fault = None if pump.cancelled() else pump.exception()

@@ -18,12 +18,15 @@ def serve_call(handle: Any) -> ReplicaCall:
 
     async def call(request: GenerateRequest, route: RouteHint) -> AsyncGenerator[RoutedReply, None]:
         response = method.remote(request, route=route)
+        ended = False
         try:
             async for routed in response:
                 yield routed
+            ended = True
         except (RayError, RayServeException, grpc.aio.AioRpcError) as error:
             raise CallBroken(f"{type(error).__name__}: {error}") from error
         finally:
-            response.cancel()
+            if not ended:
+                response.cancel()
 
     return call
