@@ -34,7 +34,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/python tests/bench/bench_torch_backend.py
+	$(BIN)/python tests/bench/bench_torch_backend.py --rounds 1
 	$(BIN)/python tests/bench/bench_http.py
 	$(BIN)/python tests/bench/bench_long_prompt.py
 	$(BIN)/python tests/bench/bench_store.py
