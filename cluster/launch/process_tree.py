@@ -36,7 +36,10 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGINT) -> None:
-    """Lets this process get `number` when the one that started it dies, however that happens."""
+    """Lets this process get `number` when the one that started it dies, however that happens; it is not ignored then."""
+    # A shell has its background jobs ignore SIGINT, and what they start inherits that.
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
