@@ -36,7 +36,7 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGINT) -> None:
-    """Lets this process get `number` when the one that started it dies, however that happens; it is not ignored then."""
+    """Lets this process get `number` when the one that started it dies, however that happens, even if ignored."""
     # A shell has its background jobs ignore SIGINT, and what they start inherits that.
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler)
