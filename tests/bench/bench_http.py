@@ -1,4 +1,4 @@
-"""What the HTTP path costs: warmstate over HTTP, less its engine in process, beside a bare two-hop Serve echo.
+"""What the HTTP path costs: warmstate over HTTP, less the time of its engine, beside a bare two-hop Ray Serve echo.
 
     python tests/bench/bench_http.py [--rounds 5]
 
