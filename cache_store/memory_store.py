@@ -91,7 +91,10 @@ class MemoryStore:
     async def get(self, key: ObjectKey, into: Mapping[str, Part]) -> Hit | Miss:
         return self.get_now(key, into)
 
-    async def put(self, key: ObjectKey, parts: Mapping[str, Part]) -> Stored | Exists | Dropped:
+    async def put(
+        self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None
+    ) -> Stored | Exists | Dropped:
+        """`ttl_s` changes nothing here: the budget decides what goes."""
         return self.put_now(key, parts)
 
     async def delete(self, key: ObjectKey) -> None:

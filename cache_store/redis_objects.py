@@ -35,6 +35,9 @@ WINDOW_CHUNKS = 4
 MANIFEST_FIELD = "m"
 TEMPORARY_TTL_MS = 60_000
 
+# What PTTL says of a name that is not there.
+_ABSENT = -2
+
 
 class Loan:
     """The caller's buffers, lent until the call returns: a thread that comes back later finds the loan closed."""
@@ -184,11 +187,16 @@ class ObjectWriter:
         self._ttl_ms = ttl_ms
 
     def publish(self) -> Stored | Exists | Dropped:
-        """Writes the object unless it exists; an existing one gets the full time to live again."""
-        if self._client.pexpire(self._name, self._ttl_ms):
+        """Writes the object unless it exists; an existing one gets the full time to live again, never less."""
+        if self._renew():
             return Exists()
         manifest = describe(self._key, self._parts, self._epoch)
         return self._publish_hash(manifest) if self._key.kind == "ck" else self._publish_string(manifest)
+
+    def _renew(self) -> bool:
+        """Whether the object is there, with our time to live or a longer one."""
+        left_ms = self._client.pttl(self._name)
+        return left_ms >= self._ttl_ms or (left_ms != _ABSENT and bool(self._client.pexpire(self._name, self._ttl_ms)))
 
     def _payload(self, manifest: Manifest) -> Iterator[tuple[str, memoryview]]:
         views = {name: flat_bytes(part) for name, part in self._parts.items()}
@@ -238,10 +246,10 @@ class ObjectWriter:
         pipeline.execute()
 
     def _rename(self, temporary: str, num_bytes: int) -> Stored | Exists | Dropped:
-        """RENAMENX keeps the short expiry, hence the second command; to the winner's object it does no harm."""
+        """RENAMENX keeps the short expiry, hence the second command; no winner's object lives shorter for it."""
         pipeline = self._client.pipeline(transaction=True)
         pipeline.renamenx(temporary, self._name)
-        pipeline.pexpire(self._name, self._ttl_ms)
+        pipeline.pexpire(self._name, self._ttl_ms, gt=True)
         renamed, _ = pipeline.execute(raise_on_error=False)
         if isinstance(renamed, redis.ResponseError):
             return Dropped(DropReason.NO_ROOM, f"the server evicted the object while it was written: {renamed}")

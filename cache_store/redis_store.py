@@ -85,9 +85,11 @@ class RedisStore:
             self._counts[f"misses_{outcome.reason}"] += 1
         return outcome
 
-    async def put(self, key: ObjectKey, parts: Mapping[str, Part]) -> Stored | Exists | Dropped:
+    async def put(
+        self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None
+    ) -> Stored | Exists | Dropped:
         started = time.monotonic()
-        outcome = await self._put(key, parts)
+        outcome = await self._put(key, parts, self._ttl_ms if ttl_s is None else ttl_s * 1000)
         self._seconds["put_seconds"] += time.monotonic() - started
         if isinstance(outcome, Stored):
             self._counts["stored"] += 1
@@ -155,7 +157,7 @@ class RedisStore:
         reads = [self._on(self._readers, reader.read_window, window, head) for window in reader.windows()]
         return next((miss for miss in await asyncio.gather(*reads) if miss is not None), None)
 
-    async def _put(self, key: ObjectKey, parts: Mapping[str, Part]) -> Stored | Exists | Dropped:
+    async def _put(self, key: ObjectKey, parts: Mapping[str, Part], ttl_ms: int) -> Stored | Exists | Dropped:
         num_bytes = sum(part.spec.num_bytes for part in parts.values())
         refused = self._why_not_put(num_bytes)
         if refused is not None:
@@ -163,7 +165,7 @@ class RedisStore:
         loan = Loan()
         self._in_flight_bytes += num_bytes
         try:
-            writer = ObjectWriter(self._client, key, parts, loan, self._epoch, self._ttl_ms)
+            writer = ObjectWriter(self._client, key, parts, loan, self._epoch, ttl_ms)
             outcome = await self._within_timeout(self._on(self._writers, writer.publish))
         finally:
             self._in_flight_bytes -= num_bytes

@@ -117,8 +117,14 @@ class CheckpointStore(Protocol):
         """Fills the writable buffers of `into`, which names every part expected. Sizes are checked before any copy."""
         ...
 
-    async def put(self, key: ObjectKey, parts: Mapping[str, Part]) -> Stored | Exists | Dropped:
-        """Publishes all parts atomically: a reader sees the whole object or none of it."""
+    async def put(
+        self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None
+    ) -> Stored | Exists | Dropped:
+        """Publishes all parts atomically: a reader sees the whole object or none of it.
+
+        `ttl_s` is how long the object is wanted unless it is put again; None leaves it to the store. Putting what is
+        there never shortens its life.
+        """
         ...
 
     async def delete(self, key: ObjectKey) -> None:

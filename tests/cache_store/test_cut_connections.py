@@ -96,6 +96,21 @@ def test_objects_and_temporaries_expire(
     run(store.close())
 
 
+@pytest.mark.parametrize("kind", ["ck", "kv"])
+def test_a_put_may_ask_for_another_life_but_shortens_none(
+    server: EmbeddedServer, connect: Connect, run: Run, kind: str, make_key: MakeKey, make_parts: MakeParts
+) -> None:
+    client, key, parts = connect(server.address), make_key(kind), make_parts()
+    store = RedisStore(server.address, ttl_s=1_000)
+    run(store.put(key, parts, ttl_s=200))
+    assert 100_000 < client.pttl(object_name(key)) <= 200_000
+    run(store.put(key, parts))
+    assert 900_000 < client.pttl(object_name(key)) <= 1_000_000
+    run(store.put(key, parts, ttl_s=200))
+    assert client.pttl(object_name(key)) > 900_000
+    run(store.close())
+
+
 def test_an_object_and_its_temporary_share_a_cluster_slot(
     server: EmbeddedServer, connect: Connect, make_key: MakeKey
 ) -> None:

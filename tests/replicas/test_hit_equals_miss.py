@@ -144,8 +144,10 @@ class ForgetfulStore:
             into[self._part].data[:] = bytes(into[self._part].spec.num_bytes)
         return outcome
 
-    async def put(self, key: ObjectKey, parts: Mapping[str, Part]) -> Stored | Exists | Dropped:
-        return await self._inner.put(key, parts)
+    async def put(
+        self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None
+    ) -> Stored | Exists | Dropped:
+        return await self._inner.put(key, parts, ttl_s)
 
     async def delete(self, key: ObjectKey) -> None:
         await self._inner.delete(key)

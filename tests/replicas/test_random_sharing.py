@@ -30,11 +30,13 @@ class RandomStore(MemoryStore):
             return Miss(self._rng.choice([MissReason.ABSENT, MissReason.TIMEOUT, MissReason.CORRUPT]))
         return await super().get(key, into)
 
-    async def put(self, key: ObjectKey, parts: Mapping[str, Part]) -> Stored | Exists | Dropped:
+    async def put(
+        self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None
+    ) -> Stored | Exists | Dropped:
         await asyncio.sleep(self._rng.choice([0, 0.001]))
         if self._rng.random() < 0.1:
             return Dropped(DropReason.TIMEOUT)
-        return await super().put(key, parts)
+        return await super().put(key, parts, ttl_s)
 
 
 class Fleet:

@@ -33,11 +33,13 @@ class TroubledStore:
             await asyncio.sleep(0.01)
         return self.refuse_get(key) or await self.inner.get(key, into)
 
-    async def put(self, key: ObjectKey, parts: Mapping[str, Part]) -> Stored | Exists | Dropped:
+    async def put(
+        self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None
+    ) -> Stored | Exists | Dropped:
         while self.stalled:
             await asyncio.sleep(0.01)
         self.puts.append(key)
-        return self.refuse_put(key) or await self.inner.put(key, parts)
+        return self.refuse_put(key) or await self.inner.put(key, parts, ttl_s)
 
     async def delete(self, key: ObjectKey) -> None:
         await self.inner.delete(key)
