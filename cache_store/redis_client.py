@@ -17,16 +17,33 @@ _COPY_BELOW_BYTES = 6000
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Files in PEM form for a `rediss://` server: the authority that signed its certificate (None: the system's), and
+    the certificate and key of ours for a server that asks for them. The server's name is always verified."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where the server is and how long to wait for it. `repr` never shows the password."""
+    """Where the server is, as whom to log in, and how long to wait for it. `repr` never shows the password."""
 
     url: str
     password: str | None = None
     connect_timeout_s: float = 0.25
     operation_timeout_s: float = 2.0
+    username: str | None = None
+    tls: TlsFiles = TlsFiles()
+    min_bytes_per_s: int = 50_000_000
 
     def __repr__(self) -> str:
         return f"StoreAddress({self.location})"
+
+    def timeout_s(self, num_bytes: int = 0) -> float:
+        """Seconds that an operation which moves this many bytes may take: a slow network is not a broken server."""
+        return self.operation_timeout_s + num_bytes / self.min_bytes_per_s
 
     @property
     def location(self) -> str:
@@ -46,6 +63,7 @@ def open_client(address: StoreAddress, max_connections: int, timeout_s: float | 
             address.url,
             max_connections=max_connections,
             timeout=address.operation_timeout_s,
+            username=address.username,
             password=address.password,
             socket_connect_timeout=address.connect_timeout_s,
             socket_timeout=timeout_s or address.operation_timeout_s,
@@ -55,10 +73,19 @@ def open_client(address: StoreAddress, max_connections: int, timeout_s: float | 
             decode_responses=False,
             # hiredis would copy every memoryview that it packs; this one hands them to the socket.
             command_packer=PythonRespSerializer(_COPY_BELOW_BYTES, _encode),
+            **_tls_options(address),
         )
     except ValueError as error:
         raise StoreUnavailable(f"store URL {address.location} is not usable: {error}") from error
     return redis.Redis.from_pool(pool)
+
+
+def _tls_options(address: StoreAddress) -> dict[str, str | None]:
+    """What only a TLS connection understands; there the certificate and the name of the server are verified."""
+    if not address.url.startswith("rediss://"):
+        return {}
+    tls = address.tls
+    return {"ssl_ca_certs": tls.ca_file, "ssl_certfile": tls.cert_file, "ssl_keyfile": tls.key_file}
 
 
 def _encode(value: bytes | memoryview | str | int) -> bytes | memoryview:

@@ -69,9 +69,14 @@ class StoreSection(Section):
 
     kind: Literal["embedded", "redis", "none"] = "embedded"
     url: str | None = None
+    username: str | None = None
     password: SecretStr | None = None
+    tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
     connect_timeout_s: float = Field(default=0.25, gt=0)
     operation_timeout_s: float = Field(default=2.0, gt=0)
+    min_bandwidth: Annotated[ByteSize, Field(gt=0)] = ByteSize(50_000_000)
     ttl_s: int = Field(default=86_400, ge=1)
     max_object_bytes: ByteSize = ByteSize(256 << 20)
     maxmemory: Annotated[ByteSize, Field(ge=1 << 20)] = ByteSize(2 * GIB)
@@ -89,6 +94,19 @@ class StoreSection(Section):
             raise ValueError("kind redis needs store.url, e.g. redis://127.0.0.1:6379")
         if self.kind != "redis" and self.url is not None:
             raise ValueError(f"store.url is only read when store.kind is redis, not {self.kind}")
+        return self
+
+    @model_validator(mode="after")
+    def tls_files_are_read(self) -> Self:
+        """A certificate that nobody would look at must not look like security."""
+        named = [name for name in ("tls_ca_file", "tls_cert_file", "tls_key_file") if getattr(self, name) is not None]
+        if named and not (self.url or "").startswith("rediss://"):
+            raise ValueError(f"store.{named[0]} is only read when store.url starts with rediss://")
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("store.tls_cert_file and store.tls_key_file go together: name both or neither")
+        for name in named:
+            if not Path(getattr(self, name)).is_file():
+                raise ValueError(f"store.{name}: there is no file {getattr(self, name)}")
         return self
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -10,7 +11,6 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from warmstate.cache_store.prefix_index import PrefixIndex
-from warmstate.cache_store.redis_client import StoreAddress
 from warmstate.cluster.api.chat_service import ChatService
 from warmstate.cluster.api.http_app import HttpLimits, build_http_app
 from warmstate.cluster.api.http_guard import REQUEST_ID_HEADER
@@ -21,6 +21,7 @@ from warmstate.cluster.routing.replica_view import RoutedView
 from warmstate.cluster.routing.serve_call import serve_call
 from warmstate.cluster.routing.serve_client import ServeReplicaClient
 from warmstate.cluster.routing.store_view import StoreView
+from warmstate.replicas.cache.shared_store import store_address
 from warmstate.replicas.config import ReplicaConfig
 
 
@@ -69,9 +70,9 @@ class IngressDeployment:
         """The embedded store may start later than we do, and no request waits for it."""
         config = self._store_config
         url, password = (config.url, config.password) if store is None else await store.address.remote()
-        if url is None:
+        address = store_address(replace(config, url=url, password=password))
+        if address is None:
             return
-        address = StoreAddress(url, password, config.connect_timeout_s, config.operation_timeout_s)
         self._store_view = StoreView(address, routing.table, self._index)
         self._client.view = self._store_view
 

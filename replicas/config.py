@@ -1,9 +1,11 @@
 """The frozen settings of one replica, resolved and validated by `cluster`; nothing here reads files or environment."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+
+from warmstate.cache_store.redis_client import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,9 @@ class StoreConfig:
     operation_timeout_s: float = 2.0
     ttl_s: int = 86_400
     max_object_bytes: int = 256 << 20
+    username: str | None = None
+    tls: TlsFiles = field(default_factory=TlsFiles)
+    min_bytes_per_s: int = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from warmstate.cache_store.embedded import find_server_binary
 from warmstate.cache_store.errors import EmbeddedServerError
+from warmstate.cache_store.redis_client import TlsFiles
 from warmstate.cluster.config import AppConfig
 from warmstate.cluster.launch.launch_errors import ConfigError, MemoryShort
 from warmstate.cluster.model_card import ModelCard, read_model_card
@@ -148,6 +149,9 @@ def _store(config: AppConfig) -> StoreConfig:
         operation_timeout_s=store.operation_timeout_s,
         ttl_s=store.ttl_s,
         max_object_bytes=int(store.max_object_bytes),
+        username=store.username,
+        tls=TlsFiles(store.tls_ca_file, store.tls_cert_file, store.tls_key_file),
+        min_bytes_per_s=int(store.min_bandwidth),
     )
 
 

@@ -26,7 +26,15 @@ def store_address(config: StoreConfig) -> StoreAddress | None:
     """Where the store is; None when this replica shares nothing."""
     if config.url is None:
         return None
-    return StoreAddress(config.url, config.password, config.connect_timeout_s, config.operation_timeout_s)
+    return StoreAddress(
+        config.url,
+        config.password,
+        connect_timeout_s=config.connect_timeout_s,
+        operation_timeout_s=config.operation_timeout_s,
+        username=config.username,
+        tls=config.tls,
+        min_bytes_per_s=config.min_bytes_per_s,
+    )
 
 
 class SharedStore:

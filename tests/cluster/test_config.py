@@ -37,6 +37,10 @@ def test_a_path_alone_is_a_whole_configuration() -> None:
         ({"http": {"max_body_bytes": 0}}, "http.max_body_bytes"),
         ({"cache": {"host_bytes": -1}}, "cache.host_bytes"),
         ({"store": {"kind": "none", "url": "redis://x"}}, "store"),
+        ({"store": {"min_bandwidth": 0}}, "store.min_bandwidth"),
+        ({"store": {"kind": "redis", "url": "redis://x", "tls_ca_file": __file__}}, "store"),
+        ({"store": {"kind": "redis", "url": "rediss://x", "tls_cert_file": __file__}}, "store"),
+        ({"store": {"kind": "redis", "url": "rediss://x", "tls_ca_file": "/nowhere/ca.pem"}}, "store"),
     ],
 )
 def test_a_bad_key_is_named(sections: dict[str, object], key: str) -> None:

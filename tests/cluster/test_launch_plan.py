@@ -4,10 +4,12 @@ import psutil
 import pytest
 import torch
 
+from warmstate.cache_store.redis_client import TlsFiles
 from warmstate.cluster.config import parse_config
 from warmstate.cluster.launch.launch_errors import ConfigError, MemoryShort
 from warmstate.cluster.launch.launch_plan import LaunchPlan, check_memory, plan_launch
 from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
+from warmstate.replicas.cache.shared_store import store_address
 
 
 @pytest.fixture(scope="module")
@@ -73,4 +75,14 @@ def test_a_redis_store_takes_its_password_from_the_environment(
     monkeypatch.setenv("WARMSTATE_REDIS_PASSWORD", "secret")
     store = plan(checkpoint, store={"kind": "redis", "url": "redis://h:1"}).replica.store
     assert (store.url, store.password) == ("redis://h:1", "secret")
+
+
+def test_a_redis_store_is_reached_as_configured(checkpoint: Path) -> None:
+    keys = {"username": "replica", "tls_ca_file": __file__, "tls_cert_file": __file__, "tls_key_file": __file__}
+    store = {"kind": "redis", "url": "rediss://h:1", "min_bandwidth": "3MB", **keys}
+    address = store_address(plan(checkpoint, store=store).replica.store)
+    assert address is not None
+    assert address.username == "replica"
+    assert address.tls == TlsFiles(__file__, __file__, __file__)
+    assert address.timeout_s(6_000_000) == 4.0
     assert plan(checkpoint).replica.store.url is None
