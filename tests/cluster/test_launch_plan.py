@@ -79,7 +79,7 @@ def test_a_redis_store_takes_its_password_from_the_environment(
 
 def test_a_redis_store_is_reached_as_configured(checkpoint: Path) -> None:
     keys = {"username": "replica", "tls_ca_file": __file__, "tls_cert_file": __file__, "tls_key_file": __file__}
-    store = {"kind": "redis", "url": "rediss://h:1", "min_bandwidth": "3MB", **keys}
+    store: dict[str, object] = {"kind": "redis", "url": "rediss://h:1", "min_bandwidth": "3MB", **keys}
     address = store_address(plan(checkpoint, store=store).replica.store)
     assert address is not None
     assert address.username == "replica"
