@@ -1,4 +1,4 @@
-"""Owns which prefix a sequence starts from, and what is kept and published of what it computes. Engine thread only.
+"""Owns which prefix a sequence starts from, and who waits for whom. Engine thread only.
 
 A prefix is usable where its KV, its recurrent and its conv state are all there, and nowhere else. KV is resident in
 device blocks or lies in the host tier; states lie in the host tier; the shared store holds both.
@@ -9,22 +9,19 @@ from collections.abc import Callable
 from collections.abc import Sequence as Keys
 from dataclasses import replace
 
-import torch
-
-from warmstate.cache_store.keys import BLOCK_TOKENS, SEGMENT_TOKENS, ObjectKey
+from warmstate.cache_store.keys import BLOCK_TOKENS, SEGMENT_TOKENS
 from warmstate.models.backend import ModelBackend, SequenceState
 from warmstate.replicas.cache.host_tier import HostTier
+from warmstate.replicas.cache.keeper import CheckpointKeeper
 from warmstate.replicas.cache.parking import ParkingArea
 from warmstate.replicas.cache.placement import last_usable_boundary
 from warmstate.replicas.cache.state_codec import (
     CheckpointBuffers,
     CheckpointNames,
-    Parts,
     as_part,
-    encode_checkpoint,
     floor_to_segment,
 )
-from warmstate.replicas.cache.store_link import FetchedPrefix, Publication, StoreLink
+from warmstate.replicas.cache.store_link import FetchedPrefix, StoreLink
 from warmstate.replicas.cache.twins import PendingPrefixes
 from warmstate.replicas.kv_blocks import BlockPool
 from warmstate.replicas.messages import CacheSource
@@ -34,7 +31,6 @@ from warmstate.replicas.sequence import KvSpan, LoadedPrefix, Sequence, Sequence
 _COUNTERS = (
     *(f"restores_{source}" for source in ("device", "host", "store", "parked")),
     *(f"restored_tokens_{source}" for source in ("device", "host", "store")),
-    "checkpoints_kept",
     "twin_waits",
 )
 
@@ -65,6 +61,7 @@ class HybridCache:
         self._names = names
         self._post = post
         self._link = link
+        self._keeper = CheckpointKeeper(backend, host, names, link)
         self._enabled = enabled
         self._pending = PendingPrefixes()
         self._fetching: dict[Sequence, int] = {}
@@ -119,25 +116,12 @@ class HybridCache:
         self._parking.take(sequence)
 
     def keep(self, sequence: Sequence, state: SequenceState) -> bool:
-        """Keeps and publishes a checkpoint that a committed step handed out; False, and nothing, if it is not finite.
-
-        The sequence still holds its blocks, so the bytes that are copied are the bytes that were computed.
-        """
+        """Keeps and publishes a checkpoint of a committed step; False, and nothing, if it is not finite."""
         prefix_key = sequence.find_key(state.position)
         if not self._enabled or prefix_key is None:
             return True
-        tail_start = floor_to_segment(state.position)
-        kv_tail = self._read_kv(sequence, tail_start, state.position) if tail_start < state.position else None
-        segments = self._keep_segments(sequence, tail_start)
-        if segments is None or not _all_finite(state.rec, state.conv, kv_tail):
+        if not self._keeper.keep(sequence, state, prefix_key):
             return False
-        groups = self._names.checkpoint(prefix_key, state.position)
-        checkpoint = dict(zip(groups, encode_checkpoint(self._shapes, state, kv_tail), strict=True))
-        self._host.put_checkpoint(prefix_key, state.position, checkpoint)
-        self._counts["checkpoints_kept"] += 1
-        if self._link is not None:
-            objects = (*segments.items(), *checkpoint.items())
-            self._link.publish(Publication(prefix_key, state.position, objects))
         self._pending.keep(sequence, prefix_key)
         return True
 
@@ -150,8 +134,9 @@ class HybridCache:
         """Counters since the start, and what the host tier and the parking area hold now."""
         host = {f"host_{name}": value for name, value in self._host.stats().items()}
         parked = {"parked_bytes": float(self._parking.num_bytes), "parking_refused": float(self._parking.num_refused)}
+        kept = {"checkpoints_kept": float(self._keeper.num_kept)}
         link = {f"store_{name}": value for name, value in self._link.stats().items()} if self._link else {}
-        return {**{name: float(count) for name, count in self._counts.items()}, **host, **parked, **link}
+        return {**{name: float(count) for name, count in self._counts.items()}, **kept, **host, **parked, **link}
 
     def _must_wait(self, sequence: Sequence, keys: Keys[bytes], position: int) -> bool:
         """Waits for a twin that will make a prefix usable beyond `position`, or starts a fetch from the store."""
@@ -224,32 +209,7 @@ class HybridCache:
         source: CacheSource = "device" if start >= position else "host"
         return LoadedPrefix(position, buffers.state(), (*spans, *_tail_span(buffers, position)), source)
 
-    def _keep_segments(self, sequence: Sequence, stop: int) -> dict[ObjectKey, Parts] | None:
-        """Keeps the whole segments below `stop` and returns those the store lacks; None if one is not finite."""
-        lacking: dict[ObjectKey, Parts] = {}
-        for end in range(SEGMENT_TOKENS, stop + 1, SEGMENT_TOKENS):
-            key = self._names.segment(sequence.prefix_keys, end)
-            parts = self._host.borrow(key)
-            if parts is None:
-                kv = self._read_kv(sequence, end - SEGMENT_TOKENS, end)
-                if not _all_finite(kv):
-                    return None
-                parts = {"kv": as_part("kv", kv)}
-                self._host.put_segment(key, parts)
-            if self._link is not None and self._link.lacks(key):
-                lacking[key] = parts
-        return lacking
-
-    def _read_kv(self, sequence: Sequence, start: int, stop: int) -> torch.Tensor:
-        kv = torch.empty(self._shapes.kv_shape(stop - start), dtype=self._shapes.dtype)
-        self._backend.read_kv(sequence.block_table, start, stop, kv)
-        return kv
-
 
 def _tail_span(buffers: CheckpointBuffers, position: int) -> list[KvSpan]:
     tail = buffers.kv_tail
     return [] if tail is None else [KvSpan(floor_to_segment(position), position, tail)]
-
-
-def _all_finite(*tensors: torch.Tensor | None) -> bool:
-    return all(tensor is None or bool(torch.isfinite(tensor).all()) for tensor in tensors)

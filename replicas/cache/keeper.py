@@ -1,0 +1,72 @@
+"""Owns what is kept and published of what sequences compute. Engine thread only; knows not what they start from."""
+
+import torch
+
+from warmstate.cache_store.keys import SEGMENT_TOKENS, ObjectKey
+from warmstate.models.backend import ModelBackend, SequenceState
+from warmstate.replicas.cache.host_tier import HostTier
+from warmstate.replicas.cache.state_codec import (
+    CheckpointNames,
+    Parts,
+    as_part,
+    encode_checkpoint,
+    floor_to_segment,
+)
+from warmstate.replicas.cache.store_link import Publication, StoreLink
+from warmstate.replicas.sequence import Sequence
+
+
+class CheckpointKeeper:
+    """Copies checkpoints to the host tier, and from there to the shared store in the background."""
+
+    def __init__(self, backend: ModelBackend, host: HostTier, names: CheckpointNames, link: StoreLink | None) -> None:
+        self._backend = backend
+        self._shapes = backend.shapes
+        self._host = host
+        self._names = names
+        self._link = link
+        self.num_kept = 0
+
+    def keep(self, sequence: Sequence, state: SequenceState, prefix_key: bytes) -> bool:
+        """Keeps and publishes a checkpoint of a committed step; False, and nothing, if it is not finite.
+
+        The sequence still holds its blocks, so the bytes that are copied are the bytes that were computed.
+        """
+        tail_start = floor_to_segment(state.position)
+        kv_tail = self._read_kv(sequence, tail_start, state.position) if tail_start < state.position else None
+        segments = self._keep_segments(sequence, tail_start)
+        if segments is None or not _all_finite(state.rec, state.conv, kv_tail):
+            return False
+        groups = self._names.checkpoint(prefix_key, state.position)
+        checkpoint = dict(zip(groups, encode_checkpoint(self._shapes, state, kv_tail), strict=True))
+        self._host.put_checkpoint(prefix_key, state.position, checkpoint)
+        self.num_kept += 1
+        if self._link is not None:
+            objects = (*segments.items(), *checkpoint.items())
+            self._link.publish(Publication(prefix_key, state.position, objects))
+        return True
+
+    def _keep_segments(self, sequence: Sequence, stop: int) -> dict[ObjectKey, Parts] | None:
+        """Keeps the whole segments below `stop` and returns those the store lacks; None if one is not finite."""
+        lacking: dict[ObjectKey, Parts] = {}
+        for end in range(SEGMENT_TOKENS, stop + 1, SEGMENT_TOKENS):
+            key = self._names.segment(sequence.prefix_keys, end)
+            parts = self._host.borrow(key)
+            if parts is None:
+                kv = self._read_kv(sequence, end - SEGMENT_TOKENS, end)
+                if not _all_finite(kv):
+                    return None
+                parts = {"kv": as_part("kv", kv)}
+                self._host.put_segment(key, parts)
+            if self._link is not None and self._link.lacks(key):
+                lacking[key] = parts
+        return lacking
+
+    def _read_kv(self, sequence: Sequence, start: int, stop: int) -> torch.Tensor:
+        kv = torch.empty(self._shapes.kv_shape(stop - start), dtype=self._shapes.dtype)
+        self._backend.read_kv(sequence.block_table, start, stop, kv)
+        return kv
+
+
+def _all_finite(*tensors: torch.Tensor | None) -> bool:
+    return all(tensor is None or bool(torch.isfinite(tensor).all()) for tensor in tensors)
