@@ -71,6 +71,17 @@ class PrefixIndex:
                     break
         return positions
 
+    def positions(self, keys: Sequence[bytes], holder: str) -> list[int]:
+        """Every position that the holder can serve on the path of `keys`, the shallowest first."""
+        found: list[int] = []
+        with self._lock:
+            for key in keys if holder in self._keys_of else ():
+                row = self._rows.get(key, {}).get(holder)
+                if row is not None:
+                    self._rows.move_to_end(key)
+                    found.append(row.position)
+        return found
+
     def find(self, key: bytes, holder: str) -> IndexRow | None:
         with self._lock:
             return self._rows.get(key, {}).get(holder)

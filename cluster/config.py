@@ -62,6 +62,8 @@ class CacheSection(Section):
 
     host_bytes: ByteSize = ByteSize(2 * GIB)
     enabled: bool = True
+    fetch_policy: Literal["auto", "always", "never"] = "auto"
+    max_in_flight_bytes: Annotated[ByteSize, Field(ge=1 << 20)] = ByteSize(512 << 20)
 
 
 class StoreSection(Section):

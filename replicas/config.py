@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from warmstate.cache_store.redis_client import TlsFiles
+from warmstate.replicas.cache.fetch_rule import FetchPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class CacheConfig:
 
     host_bytes: int = 2 << 30
     enabled: bool = True
+    fetch_policy: FetchPolicy = "auto"
+    max_in_flight_bytes: int = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)

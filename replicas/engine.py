@@ -15,6 +15,7 @@ import torch
 from warmstate.models.backend import BLOCK_TOKENS, ModelBackend, PlanRow, SlotRestore, StepOutput, StepPlan
 from warmstate.models.errors import ModelError
 from warmstate.replicas import sequence as sequences
+from warmstate.replicas.cache.fetcher import Fetcher
 from warmstate.replicas.cache.host_tier import CheckpointListener, HostTier
 from warmstate.replicas.cache.hybrid_cache import HybridCache
 from warmstate.replicas.cache.parking import ParkingArea
@@ -67,20 +68,23 @@ class Engine:
         self.context_limit = min(config.max_model_len, limits.max_model_len, self._blocks.capacity * BLOCK_TOKENS)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         names = CheckpointNames(namespace, backend.shapes.num_head_groups)
+        self._metrics = EngineMetrics()
         # A quarter of the host budget is for preempted sequences, which no cached prefix may push out.
         parking_bytes = cache.host_bytes // 4
+        host = HostTier(backend.shapes, names, cache.host_bytes - parking_bytes, listener)
+        rates = (self._metrics.prefill_rate, cache.fetch_policy, cache.max_in_flight_bytes)
         self._cache = HybridCache(
             backend,
             self._blocks,
-            HostTier(backend.shapes, names, cache.host_bytes - parking_bytes, listener),
+            host,
             ParkingArea(backend, parking_bytes),
             names,
             self.post,
             link,
+            Fetcher(link, backend, self._blocks, host, *rates) if link else None,
             enabled=cache.enabled,
         )
         self._scheduler = Scheduler(config.max_batch_tokens, self._blocks, self._slots, self._cache)
-        self._metrics = EngineMetrics()
         self._sequences: dict[str, sequences.Sequence] = {}
         self._arrivals = itertools.count()
         self._step_ids = itertools.count()
@@ -144,7 +148,7 @@ class Engine:
         outcome = self._sample(schedule.rows, output.logits)
         self._checkpoint(schedule.rows, output, outcome)
         deltas = self._emit(schedule.rows, outcome)
-        self._metrics.stepped(len(schedule.rows), sum(r.count for r in schedule.rows), time.perf_counter() - started)
+        self._metrics.stepped([row.count for row in schedule.rows], time.perf_counter() - started)
         return deltas
 
     def stats(self) -> dict[str, float]:
@@ -174,6 +178,7 @@ class Engine:
             if not sequence.has_started:
                 sequence.has_started = True
                 self._metrics.started(sequence)
+                self._cache.started(sequence)
             if prefix is None:
                 self._backend.reset_slot(admission.slot)
                 continue

@@ -1,7 +1,10 @@
 """Owns the counts of one engine, under vLLM's names where those exist. Knows no exporter."""
 
+import time
 from collections import Counter
+from collections.abc import Sequence as Rows
 
+from warmstate.replicas.cache.estimates import HalfLife, RateEstimate
 from warmstate.replicas.messages import FinishReason
 from warmstate.replicas.sequence import Sequence
 
@@ -18,11 +21,16 @@ _COUNTERS = (
     "engine_step_tokens",
 )
 
+_PREFILL_HALF_LIFE = HalfLife(samples=16, seconds=60)
+_MIN_PREFILL_PER_ROW = 32
+"""Tokens of prefill for each row of a step that counts as one of prefill: decodes then hardly make it longer."""
+
 
 class EngineMetrics:
     """Counters since the start; the engine thread writes, and `as_dict` is called there too."""
 
     def __init__(self) -> None:
+        self.prefill_rate = RateEstimate(_PREFILL_HALF_LIFE)
         self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
         self._seconds = 0.0
 
@@ -36,11 +44,15 @@ class EngineMetrics:
             self._counts["external_prefix_cache_queries"] += sequence.num_prompt_tokens
             self._counts["external_prefix_cache_hits"] += cached if from_store else 0
 
-    def stepped(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+    def stepped(self, row_tokens: Rows[int], seconds: float) -> None:
+        """A step computed rows of so many tokens each. Where prefill dominated it says how fast prefill is."""
         self._counts["engine_steps"] += 1
-        self._counts["engine_step_rows"] += num_rows
-        self._counts["engine_step_tokens"] += num_tokens
+        self._counts["engine_step_rows"] += len(row_tokens)
+        self._counts["engine_step_tokens"] += sum(row_tokens)
         self._seconds += seconds
+        num_prefilled = sum(tokens for tokens in row_tokens if tokens > 1)
+        if num_prefilled >= _MIN_PREFILL_PER_ROW * len(row_tokens):
+            self.prefill_rate.put(num_prefilled, seconds, time.monotonic())
 
     def generated(self, sequence: Sequence) -> None:
         """One token more; the first one stands for the whole prompt."""
@@ -52,4 +64,7 @@ class EngineMetrics:
         self._counts[f"request_success_{reason}"] += 1
 
     def as_dict(self) -> dict[str, float]:
-        return {**{name: float(count) for name, count in self._counts.items()}, "engine_step_seconds": self._seconds}
+        rate = self.prefill_rate.find()
+        measured = {} if rate is None else {"prefill_tokens_per_s": rate}
+        counts = {name: float(count) for name, count in self._counts.items()}
+        return {**counts, "engine_step_seconds": self._seconds, **measured}

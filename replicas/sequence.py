@@ -9,6 +9,7 @@ import torch
 
 from warmstate.cache_store.keys import split_keys
 from warmstate.models.backend import BLOCK_TOKENS, SequenceState
+from warmstate.replicas.cache.fetch_rule import FetchDecision
 from warmstate.replicas.cache.placement import checkpoint_positions
 from warmstate.replicas.messages import CacheSource, FinishReason, GenerateRequest
 from warmstate.replicas.sampler import draw_seed
@@ -67,6 +68,8 @@ class Sequence:
     seed: int = 0
     fetched: LoadedPrefix | None = None
     was_fetched: bool = False
+    waited_to_fetch: bool = False
+    fetch_decision: FetchDecision | None = None
     has_started: bool = False
     twin_leader: int | None = None
     finish_reason: FinishReason | None = None

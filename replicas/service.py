@@ -159,7 +159,9 @@ class ReplicaService:
         address = store_address(config.store)
         if address is not None and config.cache.enabled:
             names = CheckpointNames(self._namespace, backend.shapes.num_head_groups)
-            self._shared = SharedStore(address, config.store, names, self._replica_id, self._epoch, loop)
+            self._shared = SharedStore(
+                address, config.store, names, self._replica_id, self._epoch, loop, config.cache.max_in_flight_bytes
+            )
             await self._shared.catch_up()
         engine = Engine(
             backend,

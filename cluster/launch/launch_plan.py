@@ -69,7 +69,7 @@ def plan_launch(config: AppConfig) -> LaunchPlan:
             deterministic=_deterministic(config, dtype),
             num_threads=config.engine.num_threads or max(1, (os.cpu_count() or 1) // config.replicas),
             engine=engine,
-            cache=CacheConfig(host_bytes=int(config.cache.host_bytes), enabled=config.cache.enabled),
+            cache=_cache(config),
             store=_store(config),
         ),
     )
@@ -136,6 +136,16 @@ def _engine(config: AppConfig, summary: CheckpointSummary) -> EngineConfig:
         max_sequences=engine.max_sequences,
         max_queue=engine.max_queue,
         kv_tokens=blocks_for(kv_tokens) * BLOCK_TOKENS,
+    )
+
+
+def _cache(config: AppConfig) -> CacheConfig:
+    cache = config.cache
+    return CacheConfig(
+        host_bytes=int(cache.host_bytes),
+        enabled=cache.enabled,
+        fetch_policy=cache.fetch_policy,
+        max_in_flight_bytes=int(cache.max_in_flight_bytes),
     )
 
 

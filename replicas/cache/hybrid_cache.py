@@ -11,17 +11,19 @@ from dataclasses import replace
 
 from warmstate.cache_store.keys import BLOCK_TOKENS, SEGMENT_TOKENS
 from warmstate.models.backend import ModelBackend, SequenceState
+from warmstate.replicas.cache.fetcher import Fetcher
 from warmstate.replicas.cache.host_tier import HostTier
 from warmstate.replicas.cache.keeper import CheckpointKeeper
 from warmstate.replicas.cache.parking import ParkingArea
 from warmstate.replicas.cache.placement import last_usable_boundary
+from warmstate.replicas.cache.prefix_reader import FetchedPrefix, FetchMiss
 from warmstate.replicas.cache.state_codec import (
     CheckpointBuffers,
     CheckpointNames,
     as_part,
     floor_to_segment,
 )
-from warmstate.replicas.cache.store_link import FetchedPrefix, StoreLink
+from warmstate.replicas.cache.store_link import StoreLink
 from warmstate.replicas.cache.twins import PendingPrefixes
 from warmstate.replicas.kv_blocks import BlockPool
 from warmstate.replicas.messages import CacheSource
@@ -50,6 +52,7 @@ class HybridCache:
         names: CheckpointNames,
         post: Post,
         link: StoreLink | None = None,
+        fetcher: Fetcher | None = None,
         *,
         enabled: bool = True,
     ) -> None:
@@ -62,9 +65,9 @@ class HybridCache:
         self._post = post
         self._link = link
         self._keeper = CheckpointKeeper(backend, host, names, link)
+        self._fetcher = fetcher
         self._enabled = enabled
         self._pending = PendingPrefixes()
-        self._fetching: dict[Sequence, int] = {}
         self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
 
     def find(self, sequence: Sequence) -> PrefixMatch | None:
@@ -97,6 +100,8 @@ class HybridCache:
         start = match.num_resident_blocks * BLOCK_TOKENS
         keys = sequence.prefix_keys[: match.position // BLOCK_TOKENS]
         fetched, sequence.fetched = sequence.fetched, None
+        if self._fetcher is not None:
+            self._fetcher.release(sequence)
         if fetched is not None and fetched.position == match.position:
             loaded = self._complete(fetched, keys, start)
         else:
@@ -110,8 +115,15 @@ class HybridCache:
         self._pending.withdraw(sequence)
         self._parking.put(sequence)
 
+    def started(self, sequence: Sequence) -> None:
+        """A sequence runs for the first time, from what was found for it."""
+        if self._fetcher is not None:
+            self._fetcher.started(sequence)
+
     def forget(self, sequence: Sequence) -> None:
         """Lets go of everything kept for a sequence that has ended."""
+        if self._fetcher is not None:
+            self._fetcher.release(sequence)
         self._pending.withdraw(sequence)
         self._parking.take(sequence)
 
@@ -128,7 +140,8 @@ class HybridCache:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is kept for any living sequence."""
-        return self._pending.is_empty and self._parking.num_bytes == 0
+        holds_fetched = self._fetcher is not None and not self._fetcher.is_idle
+        return self._pending.is_empty and self._parking.num_bytes == 0 and not holds_fetched
 
     def stats(self) -> dict[str, float]:
         """Counters since the start, and what the host tier and the parking area hold now."""
@@ -136,55 +149,49 @@ class HybridCache:
         parked = {"parked_bytes": float(self._parking.num_bytes), "parking_refused": float(self._parking.num_refused)}
         kept = {"checkpoints_kept": float(self._keeper.num_kept)}
         link = {f"store_{name}": value for name, value in self._link.stats().items()} if self._link else {}
+        link |= self._fetcher.stats() if self._fetcher else {}
         return {**{name: float(count) for name, count in self._counts.items()}, **kept, **host, **parked, **link}
 
     def _must_wait(self, sequence: Sequence, keys: Keys[bytes], position: int) -> bool:
-        """Waits for a twin that will make a prefix usable beyond `position`, or starts a fetch from the store."""
-        stored = 0 if self._link is None or sequence.was_fetched else self._link.find_deepest(keys)
+        """Waits for a twin that will make a prefix usable beyond `position`, or fetches where that is sooner."""
+        may_fetch = self._fetcher is not None and not sequence.was_fetched
+        wanted = self._fetcher.decide(sequence, keys, position).chosen if self._fetcher and may_fetch else None
+        stored = wanted.position if wanted else 0
         leader = self._pending.find_leader(sequence, keys, max(position, stored - BLOCK_TOKENS))
         # One leader per sequence: a burst of twins whose checkpoint cannot be kept must not run one after another.
         if leader is not None and sequence.twin_leader in (None, leader.arrival):
             self._counts["twin_waits"] += sequence.twin_leader is None
             sequence.twin_leader = leader.arrival
             return True
-        if stored > position:
-            if self._has_room_to_fetch(stored):
-                self._fetch(sequence, keys[: stored // BLOCK_TOKENS])
-            return True
-        return False
+        if wanted is None or self._fetcher is None:
+            return False
+        if self._fetcher.has_room(sequence, wanted):
+            self._pending.put(sequence, keys[stored // BLOCK_TOKENS - 1])
+            self._fetcher.start(
+                sequence,
+                keys[: stored // BLOCK_TOKENS],
+                lambda outcome: self._post(lambda: self._take_fetched(sequence, outcome)),
+            )
+        return True
 
-    def _has_room_to_fetch(self, num_tokens: int) -> bool:
-        """No more is on its way than could run here: a long queue would fill the host's memory, and the store's pipe
-        until everything in it was late."""
-        max_tokens = self._blocks.capacity * BLOCK_TOKENS
-        is_full = len(self._fetching) >= self._backend.limits.num_slots
-        return not self._fetching or not (is_full or sum(self._fetching.values()) + num_tokens > max_tokens)
-
-    def _fetch(self, sequence: Sequence, keys: Keys[bytes]) -> None:
-        """Starts the one fetch of a sequence; others with this prefix wait for it."""
-        assert self._link is not None, "a fetch needs a store"
-        sequence.was_fetched = True
-        sequence.status = SequenceStatus.FETCHING
-        self._pending.put(sequence, keys[-1])
-        self._fetching[sequence] = position = len(keys) * BLOCK_TOKENS
-        missing = self._host.missing_segments(keys, self._blocks.count_resident(keys), position)
-        self._link.fetch(
-            self._shapes, keys, missing, lambda fetched: self._post(lambda: self._take_fetched(sequence, fetched))
-        )
-
-    def _take_fetched(self, sequence: Sequence, fetched: FetchedPrefix | None) -> None:
+    def _take_fetched(self, sequence: Sequence, outcome: FetchedPrefix | FetchMiss) -> None:
         """Ends the wait of a sequence, which may have been cancelled meanwhile."""
-        del self._fetching[sequence]
+        assert self._fetcher is not None, "a fetch needs a store"
+        self._fetcher.ended(sequence)
         self._pending.withdraw(sequence)
+        fetched = outcome if isinstance(outcome, FetchedPrefix) else None
         if fetched is not None:
             self._put_fetched(sequence.prefix_keys[: fetched.position // BLOCK_TOKENS], fetched)
         if sequence.status is not SequenceStatus.FETCHING:
+            self._fetcher.release(sequence)
             return
         sequence.status = SequenceStatus.WAITING
-        if fetched is not None:
-            spans = [KvSpan(stop - SEGMENT_TOKENS, stop, kv) for stop, kv in fetched.segments.items()]
-            spans += _tail_span(fetched.buffers, fetched.position)
-            sequence.fetched = LoadedPrefix(fetched.position, fetched.buffers.state(), tuple(spans), "store")
+        if fetched is None:
+            self._fetcher.release(sequence)
+            return
+        spans = [KvSpan(stop - SEGMENT_TOKENS, stop, kv) for stop, kv in fetched.segments.items()]
+        spans += _tail_span(fetched.buffers, fetched.position)
+        sequence.fetched = LoadedPrefix(fetched.position, fetched.buffers.state(), tuple(spans), "store")
 
     def _put_fetched(self, keys: Keys[bytes], fetched: FetchedPrefix) -> None:
         for stop, kv in fetched.segments.items():

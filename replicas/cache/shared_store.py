@@ -48,14 +48,21 @@ class SharedStore:
         replica_id: str,
         epoch: int,
         loop: asyncio.AbstractEventLoop,
+        max_in_flight_bytes: int,
     ) -> None:
         index = PrefixIndex()
-        self._store = RedisStore(address, ttl_s=config.ttl_s, max_object_bytes=config.max_object_bytes, epoch=epoch)
+        self._store = RedisStore(
+            address,
+            ttl_s=config.ttl_s,
+            max_object_bytes=config.max_object_bytes,
+            max_in_flight_bytes=max_in_flight_bytes,
+            epoch=epoch,
+        )
         self._log = EventLog(address, names.namespace, replica_id, epoch)
         self.directory = EventDirectory(index, self._log)
         # A little more than one operation may take, so that the store's breaker hears of the operation that was late.
         timeout_s = config.connect_timeout_s + config.operation_timeout_s
-        self.link = StoreLink(self._store, self.directory, names, loop, timeout_s)
+        self.link = StoreLink(self._store, self.directory, names, loop, timeout_s, max_in_flight_bytes)
         self._follower = EventFollower(address, names.namespace, index, on_reset=self.link.forget_stored)
 
     async def catch_up(self) -> None:

@@ -14,8 +14,8 @@ class EventDirectory:
         self._index = index
         self._log = log
 
-    def find_deepest(self, keys: Sequence[bytes]) -> int:
-        return self._index.deepest(keys).get(STORE_HOLDER, 0)
+    def find_positions(self, keys: Sequence[bytes]) -> list[int]:
+        return self._index.positions(keys, STORE_HOLDER)
 
     def put(self, key: bytes, position: int) -> None:
         self._index.insert(key, STORE_HOLDER, IndexRow(position, "store"))

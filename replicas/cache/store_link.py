@@ -7,40 +7,34 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
 
-import torch
-
 from warmstate.cache_store.keys import BLOCK_TOKENS, ObjectKey
-from warmstate.cache_store.store import CheckpointStore, Dropped, DropReason, Hit, Miss, MissReason
+from warmstate.cache_store.store import CheckpointStore, Dropped, DropReason, Exists, MissReason, Stored
 from warmstate.models.backend import StateShapes
-from warmstate.replicas.cache.state_codec import CheckpointBuffers, CheckpointNames, Parts, as_part, new_segment
+from warmstate.replicas.cache.estimates import TransferRate
+from warmstate.replicas.cache.known_objects import KnownObjects
+from warmstate.replicas.cache.prefix_reader import FetchedPrefix, FetchMiss, PrefixReader
+from warmstate.replicas.cache.single_flight import SingleFlight
+from warmstate.replicas.cache.state_codec import CheckpointNames, Parts
+from warmstate.replicas.histogram import SECONDS, Histogram
 
 _LOG = logging.getLogger(__name__)
 
-MAX_PUBLISH_BYTES = 512 << 20
-_MAX_KNOWN_OBJECTS = 200_000
-_KNOWN_FOR_S = 600.0
-_COUNTERS = (
-    "fetch_hits",
-    *(f"fetch_misses_{reason}" for reason in MissReason),
-    "fetched_bytes",
-    "published",
-    *(f"publish_dropped_{reason}" for reason in DropReason),
-)
-_ABOUT_THE_OBJECT = frozenset({MissReason.ABSENT, MissReason.CORRUPT, MissReason.LAYOUT})
+MAX_IN_FLIGHT_BYTES = 512 << 20
+_COUNTERS = ("published", *(f"publish_dropped_{reason}" for reason in DropReason))
 
 
 class StoreDirectory(Protocol):
     """Which prefixes the shared store holds, as far as this replica knows; thread-safe, never waits for a server."""
 
-    def find_deepest(self, keys: Sequence[bytes]) -> int:
-        """The deepest position among block boundaries `keys` that the store can serve; 0 when none."""
+    def find_positions(self, keys: Sequence[bytes]) -> list[int]:
+        """The positions among block boundaries `keys` that the store can serve, the shallowest first."""
         ...
 
     def put(self, key: bytes, position: int) -> None:
@@ -50,15 +44,6 @@ class StoreDirectory(Protocol):
     def remove(self, key: bytes, position: int) -> None:
         """Tells every replica that the store no longer serves this prefix."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedPrefix:
-    """The verified checkpoint at `position`, and the KV segments that were asked for, by their end."""
-
-    position: int
-    buffers: CheckpointBuffers
-    segments: dict[int, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,55 +69,51 @@ class StoreLink:
         names: CheckpointNames,
         loop: asyncio.AbstractEventLoop,
         timeout_s: float,
-        max_publish_bytes: int = MAX_PUBLISH_BYTES,
+        max_publish_bytes: int = MAX_IN_FLIGHT_BYTES,
     ) -> None:
         self._store = store
         self._directory = directory
-        self._names = names
         self._loop = loop
-        self._timeout_s = timeout_s
         self._max_publish_bytes = max_publish_bytes
+        self._known = KnownObjects()
+        self._reader = PrefixReader(store, names, self._known, timeout_s)
+        self._puts = SingleFlight[Stored | Exists | Dropped]()
         self._lock = Lock()
-        self._known_since: OrderedDict[ObjectKey, float] = OrderedDict()
         self._pending: set[Future[None]] = set()
         self._publish_bytes = 0
+        self._publish_seconds = Histogram(SECONDS)
         self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
 
-    def find_deepest(self, keys: Sequence[bytes]) -> int:
-        return self._directory.find_deepest(keys)
+    @property
+    def transfer_rate(self) -> TransferRate | None:
+        """How fast fetches have been lately; None before the first."""
+        return self._reader.transfer.find()
+
+    def find_positions(self, keys: Sequence[bytes]) -> list[int]:
+        return self._directory.find_positions(keys)
 
     def lacks(self, key: ObjectKey) -> bool:
-        """Whether this replica has not lately seen the object in the store.
-
-        Knowledge grows old because servers evict, expire and restart; a `put` of what is there costs one round trip
-        and renews its time to live.
-        """
-        with self._lock:
-            since = self._known_since.get(key)
-        return since is None or time.monotonic() - since > _KNOWN_FOR_S
+        """Whether this replica has not lately seen the object in the store."""
+        return not self._known.has(key)
 
     def forget_stored(self) -> None:
         """The store has lost what it held; from any thread."""
-        with self._lock:
-            self._known_since.clear()
+        self._known.clear()
 
     def fetch(
         self,
         shapes: StateShapes,
         keys: Sequence[bytes],
         segment_stops: Sequence[int],
-        done: Callable[[FetchedPrefix | None], None],
+        num_bytes: int,
+        done: Callable[[FetchedPrefix | FetchMiss], None],
+        expected_s: float = 0.0,
     ) -> None:
         """Fetches the checkpoint at the last of `keys`, with the KV segments that end at `segment_stops`.
 
-        `done` is called on the event loop, once, with None for a miss.
+        `done` is called on the event loop, once.
         """
-        fetched = FetchedPrefix(
-            len(keys) * BLOCK_TOKENS,
-            CheckpointBuffers(shapes, len(keys) * BLOCK_TOKENS),
-            {stop: new_segment(shapes) for stop in segment_stops},
-        )
-        self._start(self._fetch(fetched, keys, done))
+        self._start(self._fetch(shapes, keys, segment_stops, num_bytes, done, expected_s))
 
     def publish(self, publication: Publication) -> None:
         """Sends a checkpoint in the background; drops it, counted, when too much is on its way already."""
@@ -156,9 +137,11 @@ class StoreLink:
             future.cancel()
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start, and bytes on their way to the store now."""
+        """Counters since the start, bytes on their way to the store now, seconds per transfer, and estimates."""
         with self._lock:
-            return {**{name: float(n) for name, n in self._counts.items()}, "publish_bytes": float(self._publish_bytes)}
+            counts = {name: float(n) for name, n in self._counts.items()}
+            now = {"publish_bytes": float(self._publish_bytes)}
+        return {**counts, **now, **self._publish_seconds.as_dict("publish_seconds"), **self._reader.stats()}
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -171,65 +154,48 @@ class StoreLink:
             _LOG.error("the store raised, which it must not", exc_info=fault)
 
     async def _fetch(
-        self, fetched: FetchedPrefix, keys: Sequence[bytes], done: Callable[[FetchedPrefix | None], None]
+        self,
+        shapes: StateShapes,
+        keys: Sequence[bytes],
+        segment_stops: Sequence[int],
+        num_bytes: int,
+        done: Callable[[FetchedPrefix | FetchMiss], None],
+        expected_s: float,
     ) -> None:
-        miss: Miss | None = Miss(MissReason.UNAVAILABLE)
+        outcome: FetchedPrefix | FetchMiss = FetchMiss(MissReason.UNAVAILABLE)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                miss = await self._fill(fetched, keys)
-        except TimeoutError:
-            miss = Miss(MissReason.TIMEOUT)
+            outcome = await self._reader.read(shapes, keys, segment_stops, num_bytes, expected_s)
+            if isinstance(outcome, FetchMiss) and outcome.key is not None:
+                self._unlearn(outcome.key, keys)
         finally:
             # Whatever a store may raise, a sequence waits for this.
-            self._count("fetch_hits" if miss is None else f"fetch_misses_{miss.reason}")
-            done(fetched if miss is None else None)
+            done(outcome)
 
-    async def _fill(self, fetched: FetchedPrefix, keys: Sequence[bytes]) -> Miss | None:
-        """Reads the checkpoint, then its KV; the first miss ends it and corrects the directory."""
-        groups = self._names.checkpoint(keys[-1], fetched.position)
-        wanted = {key: fetched.buffers.parts(group) for group, key in enumerate(groups)}
-        segments = {self._names.segment(keys, stop): {"kv": as_part("kv", kv)} for stop, kv in fetched.segments.items()}
-        for batch in (wanted, segments):
-            outcomes = await asyncio.gather(*(self._store.get(key, into) for key, into in batch.items()))
-            for key, outcome in zip(batch, outcomes, strict=True):
-                if isinstance(outcome, Hit):
-                    self._learn(key)
-                    self._count("fetched_bytes", outcome.num_bytes)
-                else:
-                    self._unlearn(key, outcome, keys)
-                    return outcome
-        return None
-
-    def _unlearn(self, key: ObjectKey, miss: Miss, keys: Sequence[bytes]) -> None:
+    def _unlearn(self, key: ObjectKey, keys: Sequence[bytes]) -> None:
         """An object that is gone makes every deeper prefix on this path unusable."""
-        if miss.reason not in _ABOUT_THE_OBJECT:
-            return
-        with self._lock:
-            self._known_since.pop(key, None)
         for index in range(key.position // BLOCK_TOKENS - 1, len(keys)):
             self._directory.remove(keys[index], (index + 1) * BLOCK_TOKENS)
 
     async def _publish(self, publication: Publication) -> None:
+        started = time.monotonic()
         try:
             for key, parts in publication.objects:
-                outcome = await self._store.put(key, parts)
+                outcome = await self._put(key, parts)
                 if isinstance(outcome, Dropped):
                     self._count(f"publish_dropped_{outcome.reason}")
                     return
-                self._learn(key)
+                self._known.put(key)
             self._directory.put(publication.prefix_key, publication.position)
             self._count("published")
+            self._publish_seconds.observe(time.monotonic() - started)
         finally:
             with self._lock:
                 self._publish_bytes -= publication.num_bytes
 
-    def _learn(self, key: ObjectKey) -> None:
-        with self._lock:
-            self._known_since[key] = time.monotonic()
-            self._known_since.move_to_end(key)
-            if len(self._known_since) > _MAX_KNOWN_OBJECTS:
-                self._known_since.popitem(last=False)
+    async def _put(self, key: ObjectKey, parts: Parts) -> Stored | Exists | Dropped:
+        """Two checkpoints that share KV may be on their way at once: it is sent once, and both wait for it."""
+        return await self._puts.join(key, lambda: self._store.put(key, parts))
 
-    def _count(self, name: str, amount: int = 1) -> None:
+    def _count(self, name: str) -> None:
         with self._lock:
-            self._counts[name] += amount
+            self._counts[name] += 1

@@ -215,8 +215,8 @@ class SharedIndex:
         self.positions: dict[bytes, int] = {}
         self.removed: list[int] = []
 
-    def find_deepest(self, keys: Sequence[bytes]) -> int:
-        return max((self.positions.get(key, 0) for key in keys), default=0)
+    def find_positions(self, keys: Sequence[bytes]) -> list[int]:
+        return [self.positions[key] for key in keys if key in self.positions]
 
     def put(self, key: bytes, position: int) -> None:
         self.positions[key] = position
