@@ -1,66 +1,124 @@
-"""Owns a replica's end of the event stream: it sends what the replica tells, in order, and survives the server.
+"""Owns a replica's end of the index: it sends what the replica tells, in order, and survives the server.
 
 Knows neither who reads nor why a prefix became usable.
 """
 
 import threading
-from collections import OrderedDict, deque
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import redis
-from redis.typing import EncodableT, FieldT
 
 from warmstate.cache_store.events import EventEntry, PrefixEvent
-from warmstate.cache_store.names import events_name
+from warmstate.cache_store.index_rows import CheckpointRow, SegmentRow
+from warmstate.cache_store.names import NAMESPACES, index_names, snapshot_name
+from warmstate.cache_store.prefix_index import IndexRow
 from warmstate.cache_store.redis_client import StoreAddress, open_client
+from warmstate.cache_store.snapshots import MAX_SNAPSHOT_ROWS, Snapshot
 
 STREAM_MAX_ENTRIES = 100_000
+SNAPSHOT_PERIOD_S = 30.0
+SNAPSHOT_TTL_MS = 100_000
 
 _BATCH = 256
 _MAX_WAITING = 10_000
-_MAX_LIVE_ROWS = 50_000
+_MAX_WAITING_HITS = 10_000
 _RETRY_S = 0.5
 _LOOK_PERIOD_S = 1.0
 _CLOSE_TIMEOUT_S = 3.0
 
 
-class EventLog:
-    """One replica's writer. `append` never blocks: a thread of its own sends, and tries again while the server is
-    away. When the stream has lost our entries, everything this replica can serve is told again, also by one that has
-    nothing new to tell: the client library hides that it has connected anew."""
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """One event; what became usable in the store comes with the rows that describe it."""
 
-    def __init__(self, address: StoreAddress, namespace: bytes, replica_id: str, epoch: int) -> None:
+    event: PrefixEvent
+    row: CheckpointRow | None = None
+    segments: Mapping[bytes, SegmentRow] = field(default_factory=dict)
+
+
+class EventLog:
+    """One replica's writer. Nothing blocks its caller: a thread of its own sends, and tries again while the server is
+    away. Rows and the events that tell of them go in one transaction, so that the rows are the sum of the events.
+
+    When the stream has lost our entries, everything this replica can serve is told again, also by one that has
+    nothing new to tell: the client library hides that it has connected anew. `keeps_store_rows`: what this replica
+    has put into the store is told again too, which makes sense where the objects lie on another server than the index.
+    """
+
+    def __init__(
+        self,
+        address: StoreAddress,
+        namespace: bytes,
+        replica_id: str,
+        epoch: int,
+        *,
+        keeps_store_rows: bool = False,
+        snapshot_period_s: float = SNAPSHOT_PERIOD_S,
+    ) -> None:
         self._client = open_client(address, max_connections=1)
-        self._stream = events_name(namespace)
+        self._namespace = namespace
+        self._names = index_names(namespace)
         self._replica_id = replica_id
         self._epoch = epoch
+        self._keeps_store_rows = keeps_store_rows
+        self._snapshot_period_s = snapshot_period_s
         self._wake = threading.Condition()
-        self._waiting: deque[PrefixEvent] = deque()
-        self._live: OrderedDict[bytes, PrefixEvent] = OrderedDict()
+        self._waiting: deque[_Told] = deque()
+        self._live: OrderedDict[tuple[bytes, bool], _Told] = OrderedDict()
+        self._hits: Counter[bytes] = Counter()
         self._next_seq = 0
-        self._num_lost = 0
-        self._num_sent = 0
+        self._counts = Counter(dict.fromkeys(("sent", "lost", "hits_sent", "hits_lost", "snapshots"), 0))
         self._last_id: bytes | None = None
+        self._snapshot_at: float | None = None
+        self._snapshot_is_due = True
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="warmstate-events", daemon=True)
         self._thread.start()
 
-    def append(self, event: PrefixEvent) -> None:
-        """Queues one event. Beyond the queue's limit the oldest is lost, and readers will see the gap."""
+    def append(
+        self,
+        event: PrefixEvent,
+        row: CheckpointRow | None = None,
+        segments: Mapping[bytes, SegmentRow] | None = None,
+    ) -> None:
+        """Queues one event, and the rows of what it adds to the store: of the checkpoint, and of the KV segments that
+        were put with it, by their key. Beyond the queue's limit the oldest is lost, and readers will see the gap."""
+        assert (row is not None) == (event.is_of_store and event.op == "add"), "a row describes what the store holds"
+        told = _Told(event, row, segments or {})
         with self._wake:
-            self._remember(event)
-            self._waiting.append(event)
+            self._remember(told)
+            self._waiting.append(told)
             if len(self._waiting) > _MAX_WAITING:
                 self._waiting.popleft()
                 self._next_seq += 1
-                self._num_lost += 1
+                self._counts["lost"] += 1
+                self._snapshot_is_due = True
             self._wake.notify()
 
-    def stats(self) -> dict[str, float]:
+    def count_hit(self, key: bytes) -> None:
+        """Counts one use of a checkpoint in the store; hits are sent in batches and never wake the thread."""
         with self._wake:
+            if key in self._hits or len(self._hits) < _MAX_WAITING_HITS:
+                self._hits[key] += 1
+            else:
+                self._counts["hits_lost"] += 1
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start, what waits now, and the age of the last snapshot (0 before the first)."""
+        with self._wake:
+            age_s = time.monotonic() - self._snapshot_at if self._snapshot_at is not None else 0.0
             return {
-                "events_sent": float(self._num_sent),
-                "events_lost": float(self._num_lost),
+                "events_sent": float(self._counts["sent"]),
+                "events_lost": float(self._counts["lost"]),
                 "events_waiting": float(len(self._waiting)),
+                "hits_told": float(self._counts["hits_sent"]),
+                "hits_lost": float(self._counts["hits_lost"]),
+                "snapshots_written": float(self._counts["snapshots"]),
+                "snapshot_age_s": age_s,
             }
 
     def close(self) -> None:
@@ -70,17 +128,17 @@ class EventLog:
             self._wake.notify()
         self._thread.join(_CLOSE_TIMEOUT_S)
 
-    def _remember(self, event: PrefixEvent) -> None:
-        """Keeps what must be told again to a server that lost it; what the server itself held is lost with it."""
-        if event.is_of_store:
+    def _remember(self, told: _Told) -> None:
+        """Keeps what must be told again to a server that lost it."""
+        event = told.event
+        if event.is_of_store and not self._keeps_store_rows:
             return
-        if event.op == "remove":
-            self._live.pop(event.key, None)
-            return
-        self._live[event.key] = event
-        self._live.move_to_end(event.key)
-        if len(self._live) > _MAX_LIVE_ROWS:
-            self._live.popitem(last=False)
+        name = (event.key, event.is_of_store)
+        self._live.pop(name, None)
+        if event.op == "add":
+            self._live[name] = told
+            if len(self._live) > MAX_SNAPSHOT_ROWS:
+                self._live.popitem(last=False)
 
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
@@ -92,53 +150,107 @@ class EventLog:
                 self._wake.wait_for(lambda: self._closed, _RETRY_S)
         self._client.close()
 
-    def _next_batch(self) -> list[EventEntry] | None:
+    def _next_batch(self) -> list[_Told] | None:
         """Waits for events; they stay queued until they are sent. Empty when it is time to look after the stream, None
         when closed and nothing waits."""
         with self._wake:
             self._wake.wait_for(lambda: self._waiting or self._closed, _LOOK_PERIOD_S)
             if not self._waiting:
-                return None if self._closed else []
-            events = [self._waiting[index] for index in range(min(_BATCH, len(self._waiting)))]
-            first = self._next_seq
-            return [self._entry(first + index, event) for index, event in enumerate(events)]
+                return None if self._closed and not self._hits else []
+            return [self._waiting[index] for index in range(min(_BATCH, len(self._waiting)))]
 
-    def _entry(self, seq: int, event: PrefixEvent) -> EventEntry:
-        return EventEntry(self._replica_id, self._epoch, seq, event)
-
-    def _send(self, batch: list[EventEntry]) -> bool:
+    def _send(self, batch: list[_Told]) -> bool:
         """Looks for our last entry and adds the batch in one transaction, so that no restart falls between the two."""
         last_id = self._last_id
+        with self._wake:
+            first_seq, hits = self._next_seq, self._hits
+            self._hits = Counter()
         pipeline = self._client.pipeline(transaction=True)
         if last_id is not None:
-            pipeline.xrange(self._stream, last_id, last_id, count=1)
-        for entry in batch:
-            fields: dict[FieldT, EncodableT] = dict(entry.encode().items())
-            pipeline.xadd(self._stream, fields, maxlen=STREAM_MAX_ENTRIES, approximate=True)
+            pipeline.xrange(self._names.events, last_id, last_id, count=1)
+        self._add_hits(pipeline, hits)
+        if batch:
+            pipeline.sadd(self._names.replicas, self._replica_id)
+        for seq, told in enumerate(batch, start=first_seq):
+            self._add(pipeline, seq, told)
         try:
             replies = pipeline.execute()
+            if batch:
+                self._last_id = replies[-1]
+                self._drop_sent(first_seq + len(batch), len(batch))
+            self._counts["hits_sent"] += hits.total()
+            hits = Counter()
+            if last_id is not None and not replies[0]:
+                self._tell_all_again()
+            self._write_snapshot_if_due()
         except (redis.RedisError, OSError):
+            self._put_back(hits)
             return False
-        if batch:
-            self._last_id = replies[-1]
-            self._drop_sent(batch)
-        if last_id is not None and not replies[0]:
-            self._tell_all_again()
         return True
 
-    def _drop_sent(self, batch: list[EventEntry]) -> None:
+    def _put_back(self, hits: Counter[bytes]) -> None:
+        """After a failure; what was sent all the same is told twice, which a hint survives."""
+        with self._wake:
+            self._hits.update(hits)
+            self._snapshot_is_due = True
+
+    def _add(self, pipeline: Any, seq: int, told: _Told) -> None:
+        """The rows first, the entry last: its id is the batch's last reply."""
+        event, names = told.event, self._names
+        if told.row is not None:
+            pipeline.hset(names.checkpoints, event.key, told.row.encode())
+            if told.segments:
+                pipeline.hset(names.segments, mapping={key: row.encode() for key, row in told.segments.items()})
+        elif event.is_of_store:
+            for name in (names.checkpoints, names.hits, names.uses):
+                pipeline.hdel(name, event.key)
+        fields = EventEntry(self._replica_id, self._epoch, seq, event).encode()
+        pipeline.xadd(names.events, dict(fields.items()), maxlen=STREAM_MAX_ENTRIES, approximate=True)
+
+    def _add_hits(self, pipeline: Any, hits: Counter[bytes]) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        for key, count in hits.items():
+            pipeline.hincrby(self._names.hits, key, count)
+            pipeline.hset(self._names.uses, key, now_ms)
+
+    def _drop_sent(self, next_seq: int, num_sent: int) -> None:
         """While the batch was under way the queue may have lost its oldest events: those were sent all the same."""
         with self._wake:
-            end = batch[-1].seq + 1
-            for _ in range(max(0, end - self._next_seq)):
+            for _ in range(max(0, next_seq - self._next_seq)):
                 self._waiting.popleft()
-            self._next_seq = max(self._next_seq, end)
-            self._num_sent += len(batch)
+            self._next_seq = max(self._next_seq, next_seq)
+            self._counts["sent"] += num_sent
 
     def _tell_all_again(self) -> None:
         """Puts the live rows before what waits; the gap in `seq` makes readers forget this replica's older rows."""
         with self._wake:
-            waiting = {event.key for event in self._waiting}
-            self._waiting.extendleft(event for key, event in reversed(self._live.items()) if key not in waiting)
+            waiting = {(told.event.key, told.event.is_of_store) for told in self._waiting}
+            self._waiting.extendleft(told for name, told in reversed(self._live.items()) if name not in waiting)
             self._next_seq += 1
             self._last_id = None
+            self._snapshot_is_due = True
+
+    def _write_snapshot_if_due(self) -> None:
+        now = time.monotonic()
+        is_due = self._snapshot_at is None or now - self._snapshot_at >= self._snapshot_period_s
+        if not (is_due or self._snapshot_is_due):
+            return
+        with self._wake:
+            self._snapshot_is_due = False
+        last = cast(list[tuple[bytes, object]], self._client.xrevrange(self._names.events, count=1))
+        stream_id = last[0][0].decode() if last else "0-0"
+        with self._wake:
+            rows = {key: _row_of(told.event) for (key, is_of_store), told in self._live.items() if not is_of_store}
+            next_seq = self._next_seq + len(self._waiting)
+        snapshot = Snapshot(self._replica_id, self._namespace, self._epoch, next_seq, stream_id, rows)
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.sadd(self._names.replicas, self._replica_id)
+        pipeline.set(snapshot_name(self._replica_id), snapshot.encode(), px=SNAPSHOT_TTL_MS)
+        pipeline.hset(NAMESPACES, self._names.short, f"{self._namespace.hex()} {time.time_ns() // 1_000_000}")
+        pipeline.execute()
+        self._snapshot_at = now
+        self._counts["snapshots"] += 1
+
+
+def _row_of(event: PrefixEvent) -> IndexRow:
+    return IndexRow(event.position, event.tier)

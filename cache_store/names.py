@@ -1,19 +1,49 @@
 """Owns the spelling of every name this package uses on a Redis-protocol server.
 
-Objects carry a hash tag in braces, so that an object and its temporary share a slot when the server is a cluster.
+Names carry a hash tag in braces, so that what one transaction touches shares a slot when the server is a cluster: an
+object and its temporary, and all that is indexed of one namespace. Objects are PAYLOAD, all else is INDEX.
 """
 
+import re
 import secrets
+from dataclasses import dataclass
+from typing import Literal
 
 from warmstate.cache_store.keys import ObjectKey
 
 REPLICA_IDS = "ws:reps"
 """Set of the ids of replicas that wrote a row; a row that expired is no longer a replica."""
 
+NAMESPACES = "ws:nss"
+"""Hash of the namespaces in use: short name -> full digest in hex, a space, and when a replica last said so, in ms."""
+
+LEASE = "ws:{lease}:holder"
+"""Who may evict, as long as the name exists."""
+
+LEASE_TOKENS = "ws:{lease}:tokens"
+"""Counts the attempts to become the holder; see `lease.py`."""
+
+_SHORT_NAMESPACE = re.compile(r"[0-9a-f]{16}")
+_OBJECT = re.compile(r"ws:\{([0-9a-f]{16})\.([0-9a-f]{64})\.(\d{1,6})\}:(ck|kv|tmp:[0-9a-f]{16})")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectName:
+    """What the name of a payload key tells; kind "tmp" is an object that is still being written."""
+
+    short_namespace: str
+    prefix: bytes
+    group: int
+    kind: Literal["ck", "kv", "tmp"]
+
 
 def short_namespace(namespace: bytes) -> str:
     """The first 8 bytes in hex: enough to keep names apart, while the manifest holds all 32 and decides."""
     return namespace[:8].hex()
+
+
+def is_short_namespace(text: str) -> bool:
+    return _SHORT_NAMESPACE.fullmatch(text) is not None
 
 
 def object_name(key: ObjectKey) -> str:
@@ -25,12 +55,80 @@ def temporary_name(key: ObjectKey) -> str:
     return f"ws:{{{_object_tag(key)}}}:tmp:{secrets.token_hex(8)}"
 
 
+def parse_object_name(name: str) -> ObjectName | None:
+    """None for a name that is no object's."""
+    found = _OBJECT.fullmatch(name)
+    if found is None:
+        return None
+    namespace, prefix, group, kind = found.groups()
+    known: Literal["ck", "kv", "tmp"] = "ck" if kind == "ck" else "kv" if kind == "kv" else "tmp"
+    return ObjectName(namespace, bytes.fromhex(prefix), int(group), known)
+
+
+def objects_pattern(short: str) -> str:
+    """The SCAN pattern of all objects of a namespace, temporaries included."""
+    return f"ws:{{{short}.*"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexNames:
+    """The names of what is indexed of one namespace; all of them in one slot."""
+
+    short: str
+
+    @property
+    def checkpoints(self) -> str:
+        """Hash: prefix key -> `index_rows.CheckpointRow`."""
+        return f"ws:ix:{{{self.short}}}"
+
+    @property
+    def segments(self) -> str:
+        """Hash: prefix key at the segment's end -> `index_rows.SegmentRow`."""
+        return f"ws:sg:{{{self.short}}}"
+
+    @property
+    def hits(self) -> str:
+        """Hash: prefix key -> how often its checkpoint was fetched."""
+        return f"ws:hits:{{{self.short}}}"
+
+    @property
+    def uses(self) -> str:
+        """Hash: prefix key -> when its checkpoint was last fetched, in ms."""
+        return f"ws:use:{{{self.short}}}"
+
+    @property
+    def events(self) -> str:
+        """Stream of `events.EventEntry`."""
+        return f"ws:ev:{{{self.short}}}"
+
+    @property
+    def replicas(self) -> str:
+        """Set of the ids of replicas that write to the stream; each also has a snapshot while it lives."""
+        return f"ws:live:{{{self.short}}}"
+
+    @property
+    def fence(self) -> str:
+        """The highest lease token that has worked on this namespace."""
+        return f"ws:fence:{{{self.short}}}"
+
+    def all(self) -> tuple[str, ...]:
+        return (self.checkpoints, self.segments, self.hits, self.uses, self.events, self.replicas, self.fence)
+
+
+def index_names(namespace: bytes) -> IndexNames:
+    return IndexNames(short_namespace(namespace))
+
+
 def events_name(namespace: bytes) -> str:
-    return f"ws:ev:{short_namespace(namespace)}"
+    return index_names(namespace).events
 
 
 def replica_row_name(replica_id: str) -> str:
     return f"ws:rep:{replica_id}"
+
+
+def snapshot_name(replica_id: str) -> str:
+    return f"ws:snap:{replica_id}"
 
 
 def _object_tag(key: ObjectKey) -> str:

@@ -1,0 +1,87 @@
+"""Owns the reading of what lies ready in the index: rows, counts and snapshots. Calls raise the client's errors.
+
+HSCAN, never HGETALL: the index of a large store would hold up the server. Rows that cannot be read are left out.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar, cast
+
+import redis
+
+from warmstate.cache_store.index_rows import (
+    CheckpointRow,
+    SegmentRow,
+    decode_checkpoint_row,
+    decode_segment_row,
+    is_of_newer_version,
+)
+from warmstate.cache_store.keys import KEY_BYTES
+from warmstate.cache_store.names import NAMESPACES, IndexNames, index_names, is_short_namespace, snapshot_name
+from warmstate.cache_store.snapshots import Snapshot, decode_snapshot
+
+_SCAN_COUNT = 500
+
+_Row = TypeVar("_Row")
+
+
+def scan_checkpoints(client: redis.Redis, names: IndexNames) -> dict[bytes, CheckpointRow]:
+    return dict(_decoded(client, names.checkpoints, decode_checkpoint_row))
+
+
+def scan_segments(client: redis.Redis, names: IndexNames) -> dict[bytes, SegmentRow]:
+    return dict(_decoded(client, names.segments, decode_segment_row))
+
+
+def scan_numbers(client: redis.Redis, name: str) -> dict[bytes, int]:
+    """A hash of prefix key -> number: `IndexNames.hits` or `.uses`."""
+    return {key: int(value) for key, value in _scan(client, name) if len(key) == KEY_BYTES and value.isdigit()}
+
+
+def scan_unreadable(client: redis.Redis, names: IndexNames) -> dict[str, list[bytes]]:
+    """The fields that no version up to ours could have written, by the hash that they are in."""
+    decoders: dict[str, Callable[[bytes, bytes], object | None]] = {
+        names.checkpoints: decode_checkpoint_row,
+        names.segments: decode_segment_row,
+    }
+    return {
+        name: [
+            key for key, value in _scan(client, name) if decode(key, value) is None and not is_of_newer_version(value)
+        ]
+        for name, decode in decoders.items()
+    }
+
+
+def read_snapshots(client: redis.Redis, names: IndexNames) -> tuple[dict[str, Snapshot], set[str]]:
+    """The snapshots of a namespace's replicas by replica id, and the ids of replicas that have none."""
+    members = sorted(member.decode() for member in cast(set[bytes], client.smembers(names.replicas)))
+    snapshots: dict[str, Snapshot] = {}
+    for replica_id in members:
+        value = cast(bytes | None, client.get(snapshot_name(replica_id)))
+        snapshot = decode_snapshot(replica_id, value) if value is not None else None
+        if snapshot is not None and index_names(snapshot.namespace) == names:
+            snapshots[replica_id] = snapshot
+    return snapshots, set(members) - snapshots.keys()
+
+
+def read_namespaces(client: redis.Redis) -> dict[str, tuple[str, int]]:
+    """Every namespace in use: short name -> full digest in hex, and when a replica last said so, in ms."""
+    found: dict[str, tuple[str, int]] = {}
+    for field, value in _scan(client, NAMESPACES):
+        digest, _, said_ms = value.decode("ascii", "replace").partition(" ")
+        short = field.decode("ascii", "replace")
+        if is_short_namespace(short) and digest.startswith(short) and said_ms.isdigit():
+            found[short] = (digest, int(said_ms))
+    return found
+
+
+def _decoded(
+    client: redis.Redis, name: str, decode: Callable[[bytes, bytes], _Row | None]
+) -> Iterator[tuple[bytes, _Row]]:
+    for key, value in _scan(client, name):
+        row = decode(key, value)
+        if row is not None:
+            yield key, row
+
+
+def _scan(client: redis.Redis, name: str) -> Iterator[tuple[bytes, bytes]]:
+    return cast(Iterator[tuple[bytes, bytes]], client.hscan_iter(name, count=_SCAN_COUNT))
