@@ -13,7 +13,7 @@ from typing import Any, cast
 import redis
 
 from warmstate.cache_store.events import EventEntry, PrefixEvent
-from warmstate.cache_store.index_rows import CheckpointRow, SegmentRow
+from warmstate.cache_store.index_rows import StoredCheckpoint, StoredSegment
 from warmstate.cache_store.names import NAMESPACES, index_names, snapshot_name
 from warmstate.cache_store.prefix_index import IndexRow
 from warmstate.cache_store.redis_client import StoreAddress, open_client
@@ -36,8 +36,8 @@ class _Told:
     """One event; what became usable in the store comes with the rows that describe it."""
 
     event: PrefixEvent
-    row: CheckpointRow | None = None
-    segments: Mapping[bytes, SegmentRow] = field(default_factory=dict)
+    row: StoredCheckpoint | None = None
+    segments: Mapping[bytes, StoredSegment] = field(default_factory=dict)
 
 
 class EventLog:
@@ -82,8 +82,8 @@ class EventLog:
     def append(
         self,
         event: PrefixEvent,
-        row: CheckpointRow | None = None,
-        segments: Mapping[bytes, SegmentRow] | None = None,
+        row: StoredCheckpoint | None = None,
+        segments: Mapping[bytes, StoredSegment] | None = None,
     ) -> None:
         """Queues one event, and the rows of what it adds to the store: of the checkpoint, and of the KV segments that
         were put with it, by their key. Beyond the queue's limit the oldest is lost, and readers will see the gap."""

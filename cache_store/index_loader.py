@@ -9,10 +9,10 @@ from typing import TypeVar, cast
 import redis
 
 from warmstate.cache_store.index_rows import (
-    CheckpointRow,
-    SegmentRow,
-    decode_checkpoint_row,
-    decode_segment_row,
+    StoredCheckpoint,
+    StoredSegment,
+    decode_checkpoint,
+    decode_segment,
     is_of_newer_version,
 )
 from warmstate.cache_store.keys import KEY_BYTES
@@ -24,12 +24,12 @@ _SCAN_COUNT = 500
 _Row = TypeVar("_Row")
 
 
-def scan_checkpoints(client: redis.Redis, names: IndexNames) -> dict[bytes, CheckpointRow]:
-    return dict(_decoded(client, names.checkpoints, decode_checkpoint_row))
+def scan_checkpoints(client: redis.Redis, names: IndexNames) -> dict[bytes, StoredCheckpoint]:
+    return dict(_decoded(client, names.checkpoints, decode_checkpoint))
 
 
-def scan_segments(client: redis.Redis, names: IndexNames) -> dict[bytes, SegmentRow]:
-    return dict(_decoded(client, names.segments, decode_segment_row))
+def scan_segments(client: redis.Redis, names: IndexNames) -> dict[bytes, StoredSegment]:
+    return dict(_decoded(client, names.segments, decode_segment))
 
 
 def scan_numbers(client: redis.Redis, name: str) -> dict[bytes, int]:
@@ -40,8 +40,8 @@ def scan_numbers(client: redis.Redis, name: str) -> dict[bytes, int]:
 def scan_unreadable(client: redis.Redis, names: IndexNames) -> dict[str, list[bytes]]:
     """The fields that no version up to ours could have written, by the hash that they are in."""
     decoders: dict[str, Callable[[bytes, bytes], object | None]] = {
-        names.checkpoints: decode_checkpoint_row,
-        names.segments: decode_segment_row,
+        names.checkpoints: decode_checkpoint,
+        names.segments: decode_segment,
     }
     return {
         name: [

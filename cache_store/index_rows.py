@@ -20,7 +20,7 @@ _NO_KEY = bytes(KEY_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRow:
+class StoredCheckpoint:
     """A checkpoint that is whole in the store: `num_bytes` of its head groups together, without KV segments.
 
     `parent_key` is the next shallower checkpoint that the store held when this was written, `segment_key` the last
@@ -59,7 +59,7 @@ class CheckpointRow:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentRow:
+class StoredSegment:
     """A KV segment in the store, which ends at `position`; `parent_key` is the segment that ends where it starts."""
 
     position: int
@@ -85,7 +85,7 @@ def is_of_newer_version(data: bytes) -> bool:
     return data[:1] > bytes([ROW_VERSION])
 
 
-def decode_checkpoint_row(key: bytes, data: bytes) -> CheckpointRow | None:
+def decode_checkpoint(key: bytes, data: bytes) -> StoredCheckpoint | None:
     """None for what is not a row of this version, or contradicts itself."""
     if len(key) != KEY_BYTES or not _CHECKPOINT.size <= len(data) <= _CHECKPOINT.size + MAX_KIND_BYTES:
         return None
@@ -99,7 +99,7 @@ def decode_checkpoint_row(key: bytes, data: bytes) -> CheckpointRow | None:
     if (parent_key is None) != (parent_position == 0) or (segment_key is None) != (position < SEGMENT_TOKENS):
         return None
     created_ms, ttl_s, epoch = rest
-    return CheckpointRow(
+    return StoredCheckpoint(
         position,
         num_groups,
         num_bytes,
@@ -113,7 +113,7 @@ def decode_checkpoint_row(key: bytes, data: bytes) -> CheckpointRow | None:
     )
 
 
-def decode_segment_row(key: bytes, data: bytes) -> SegmentRow | None:
+def decode_segment(key: bytes, data: bytes) -> StoredSegment | None:
     """None for what is not a row of this version, or contradicts itself."""
     if len(key) != KEY_BYTES or len(data) != _SEGMENT.size:
         return None
@@ -123,7 +123,7 @@ def decode_segment_row(key: bytes, data: bytes) -> SegmentRow | None:
         return None
     if (parent_key is None) != (position == SEGMENT_TOKENS):
         return None
-    return SegmentRow(position, num_bytes, parent_key, created_ms, ttl_s, epoch)
+    return StoredSegment(position, num_bytes, parent_key, created_ms, ttl_s, epoch)
 
 
 def _is_boundary(position: int, step: int) -> bool:

@@ -78,12 +78,12 @@ class IndexNames:
 
     @property
     def checkpoints(self) -> str:
-        """Hash: prefix key -> `index_rows.CheckpointRow`."""
+        """Hash: prefix key -> `index_rows.StoredCheckpoint`."""
         return f"ws:ix:{{{self.short}}}"
 
     @property
     def segments(self) -> str:
-        """Hash: prefix key at the segment's end -> `index_rows.SegmentRow`."""
+        """Hash: prefix key at the segment's end -> `index_rows.StoredSegment`."""
         return f"ws:sg:{{{self.short}}}"
 
     @property

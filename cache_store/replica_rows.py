@@ -6,7 +6,7 @@ import redis
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from warmstate.cache_store.names import REPLICA_IDS, replica_row_name
+from warmstate.cache_store.names import REPLICA_IDS, replica_row_name, snapshot_name
 from warmstate.cache_store.redis_client import StoreAddress, open_client, translated_errors
 
 ROW_TTL_MS = 5000
@@ -61,6 +61,7 @@ class ReplicaRows:
         """Takes the replica off the list at once, on its shutdown."""
         with translated_errors(self._address):
             self._client.unlink(replica_row_name(replica_id))
+            self._client.unlink(snapshot_name(replica_id))
             self._forget([replica_id])
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from warmstate.cache_store.keys import SEGMENT_TOKENS, ObjectKey
+from warmstate.cache_store.keys import BLOCK_TOKENS, SEGMENT_TOKENS, ObjectKey
 from warmstate.models.backend import ModelBackend, SequenceState
 from warmstate.replicas.cache.host_tier import HostTier
 from warmstate.replicas.cache.state_codec import (
@@ -43,7 +43,7 @@ class CheckpointKeeper:
         self.num_kept += 1
         if self._link is not None:
             objects = (*segments.items(), *checkpoint.items())
-            self._link.publish(Publication(prefix_key, state.position, objects))
+            self._link.publish(Publication(tuple(sequence.prefix_keys[: state.position // BLOCK_TOKENS]), objects))
         return True
 
     def _keep_segments(self, sequence: Sequence, stop: int) -> dict[ObjectKey, Parts] | None:

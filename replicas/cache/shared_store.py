@@ -59,7 +59,7 @@ class SharedStore:
             epoch=epoch,
         )
         self._log = EventLog(address, names.namespace, replica_id, epoch)
-        self.directory = EventDirectory(index, self._log)
+        self.directory = EventDirectory(index, self._log, epoch, config.ttl_s)
         # A little more than one operation may take, so that the store's breaker hears of the operation that was late.
         timeout_s = config.connect_timeout_s + config.operation_timeout_s
         self.link = StoreLink(self._store, self.directory, names, loop, timeout_s, max_in_flight_bytes)

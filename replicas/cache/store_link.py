@@ -37,8 +37,12 @@ class StoreDirectory(Protocol):
         """The positions among block boundaries `keys` that the store can serve, the shallowest first."""
         ...
 
-    def put(self, key: bytes, position: int) -> None:
+    def put(self, publication: "Publication") -> None:
         """Tells every replica that the store serves this prefix now."""
+        ...
+
+    def count_hit(self, key: bytes) -> None:
+        """The checkpoint of this prefix was fetched and used."""
         ...
 
     def remove(self, key: bytes, position: int) -> None:
@@ -48,11 +52,24 @@ class StoreDirectory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A checkpoint to publish: its objects in the order of writing, KV first, so that it is whole once it is seen."""
+    """A checkpoint to publish: its objects in the order of writing, KV first, so that it is whole once it is seen.
 
-    prefix_key: bytes
-    position: int
+    `path` holds the prefix key of every block boundary up to `position`; `kind` says why the position was chosen and
+    `ttl_s` how long it is wanted, None leaving that to the store.
+    """
+
+    path: Sequence[bytes]
     objects: tuple[tuple[ObjectKey, Parts], ...]
+    kind: str = ""
+    ttl_s: int | None = None
+
+    @property
+    def prefix_key(self) -> bytes:
+        return self.path[-1]
+
+    @property
+    def position(self) -> int:
+        return len(self.path) * BLOCK_TOKENS
 
     @property
     def num_bytes(self) -> int:
@@ -167,6 +184,8 @@ class StoreLink:
             outcome = await self._reader.read(shapes, keys, segment_stops, num_bytes, expected_s)
             if isinstance(outcome, FetchMiss) and outcome.key is not None:
                 self._unlearn(outcome.key, keys)
+            if isinstance(outcome, FetchedPrefix):
+                self._directory.count_hit(keys[-1])
         finally:
             # Whatever a store may raise, a sequence waits for this.
             done(outcome)
@@ -180,21 +199,21 @@ class StoreLink:
         started = time.monotonic()
         try:
             for key, parts in publication.objects:
-                outcome = await self._put(key, parts)
+                outcome = await self._put(key, parts, publication.ttl_s)
                 if isinstance(outcome, Dropped):
                     self._count(f"publish_dropped_{outcome.reason}")
                     return
                 self._known.put(key)
-            self._directory.put(publication.prefix_key, publication.position)
+            self._directory.put(publication)
             self._count("published")
             self._publish_seconds.observe(time.monotonic() - started)
         finally:
             with self._lock:
                 self._publish_bytes -= publication.num_bytes
 
-    async def _put(self, key: ObjectKey, parts: Parts) -> Stored | Exists | Dropped:
+    async def _put(self, key: ObjectKey, parts: Parts, ttl_s: int | None) -> Stored | Exists | Dropped:
         """Two checkpoints that share KV may be on their way at once: it is sent once, and both wait for it."""
-        return await self._puts.join(key, lambda: self._store.put(key, parts))
+        return await self._puts.join(key, lambda: self._store.put(key, parts, ttl_s))
 
     def _count(self, name: str) -> None:
         with self._lock:

@@ -12,7 +12,7 @@ from warmstate.cache_store.event_applier import EventApplier
 from warmstate.cache_store.event_follower import EventFollower
 from warmstate.cache_store.event_log import EventLog
 from warmstate.cache_store.events import EventEntry, PrefixEvent, decode_entry
-from warmstate.cache_store.index_rows import CheckpointRow
+from warmstate.cache_store.index_rows import StoredCheckpoint
 from warmstate.cache_store.names import events_name, index_names, snapshot_name
 from warmstate.cache_store.prefix_index import STORE_HOLDER, IndexRow, PrefixIndex, Tier
 from warmstate.cache_store.redis_client import StoreAddress
@@ -29,7 +29,7 @@ def added(number: int, tier: Tier = "host") -> PrefixEvent:
 def tell(log: EventLog, event: PrefixEvent) -> None:
     """Appends an event, with a row where it adds to the store."""
     is_row = event.is_of_store and event.op == "add"
-    row = CheckpointRow(event.position, 1, 100, 0, None, event.key if event.position >= 256 else None, 1, 60, 1)
+    row = StoredCheckpoint(event.position, 1, 100, 0, None, event.key if event.position >= 256 else None, 1, 60, 1)
     log.append(event, row if is_row else None)
 
 

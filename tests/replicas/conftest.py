@@ -35,7 +35,7 @@ from warmstate.models.qwen_hybrid import QwenHybrid
 from warmstate.models.ranks import RankSlice
 from warmstate.models.torch_backend import TorchBackend
 from warmstate.replicas.cache.state_codec import CheckpointNames
-from warmstate.replicas.cache.store_link import StoreLink
+from warmstate.replicas.cache.store_link import Publication, StoreLink
 from warmstate.replicas.config import CacheConfig, EngineConfig
 from warmstate.replicas.engine import Engine
 from warmstate.replicas.messages import GenerateRequest, SamplingParams, TokenLogprobs
@@ -214,12 +214,16 @@ class SharedIndex:
     def __init__(self) -> None:
         self.positions: dict[bytes, int] = {}
         self.removed: list[int] = []
+        self.num_hits = 0
 
     def find_positions(self, keys: Sequence[bytes]) -> list[int]:
         return [self.positions[key] for key in keys if key in self.positions]
 
-    def put(self, key: bytes, position: int) -> None:
-        self.positions[key] = position
+    def put(self, publication: Publication) -> None:
+        self.positions[publication.prefix_key] = publication.position
+
+    def count_hit(self, key: bytes) -> None:
+        self.num_hits += 1
 
     def remove(self, key: bytes, position: int) -> None:
         if self.positions.pop(key, None) is not None:
