@@ -22,8 +22,11 @@ _COUNTERS = (
 )
 
 _PREFILL_HALF_LIFE = HalfLife(samples=16, seconds=60)
-_MIN_PREFILL_PER_ROW = 32
+_MIN_PREFILL_PER_ROW = 16
 """Tokens of prefill for each row of a step that counts as one of prefill: decodes then hardly make it longer."""
+
+_TYPICAL_PREFILL = 128
+"""Fewer tokens in a step say little of the rate, for short chunks are padded; they count until there is better."""
 
 
 class EngineMetrics:
@@ -33,6 +36,7 @@ class EngineMetrics:
         self.prefill_rate = RateEstimate(_PREFILL_HALF_LIFE)
         self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
         self._seconds = 0.0
+        self._saw_typical_prefill = False
 
     def started(self, sequence: Sequence) -> None:
         """A sequence runs for the first time: what it asked of the prefix caches, and got, in tokens."""
@@ -51,7 +55,9 @@ class EngineMetrics:
         self._counts["engine_step_tokens"] += sum(row_tokens)
         self._seconds += seconds
         num_prefilled = sum(tokens for tokens in row_tokens if tokens > 1)
-        if num_prefilled >= _MIN_PREFILL_PER_ROW * len(row_tokens):
+        is_typical = num_prefilled >= _TYPICAL_PREFILL
+        if num_prefilled >= _MIN_PREFILL_PER_ROW * len(row_tokens) and (is_typical or not self._saw_typical_prefill):
+            self._saw_typical_prefill |= is_typical
             self.prefill_rate.put(num_prefilled, seconds, time.monotonic())
 
     def generated(self, sequence: Sequence) -> None:

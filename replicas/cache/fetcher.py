@@ -1,7 +1,6 @@
 """Owns a replica's fetches: decides what to bring from the store, and bounds what they hold. Engine thread only."""
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Keys
@@ -44,7 +43,6 @@ class Fetcher:
         prefill: RateEstimate,
         policy: FetchPolicy,
         max_bytes: int,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._link = link
         self._backend = backend
@@ -54,7 +52,7 @@ class Fetcher:
         self._prefill = prefill
         self._policy: FetchPolicy = policy
         self._max_bytes = max_bytes
-        self._clock = clock
+        self._clock = link.clock
         self._held: dict[Sequence, FetchCandidate] = {}
         self._in_flight: set[Sequence] = set()
         self._probe: Sequence | None = None

@@ -148,8 +148,8 @@ class HybridCache:
         host = {f"host_{name}": value for name, value in self._host.stats().items()}
         parked = {"parked_bytes": float(self._parking.num_bytes), "parking_refused": float(self._parking.num_refused)}
         kept = {"checkpoints_kept": float(self._keeper.num_kept)}
-        link = {f"store_{name}": value for name, value in self._link.stats().items()} if self._link else {}
-        link |= self._fetcher.stats() if self._fetcher else {}
+        sources = [source.stats() for source in (self._link, self._fetcher) if source is not None]
+        link = {f"store_{name}": value for figures in sources for name, value in figures.items()}
         return {**{name: float(count) for name, count in self._counts.items()}, **kept, **host, **parked, **link}
 
     def _must_wait(self, sequence: Sequence, keys: Keys[bytes], position: int) -> bool:

@@ -4,9 +4,8 @@ An object that two prefixes need at once is read once. Nothing of a prefix that 
 """
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,13 +51,21 @@ class FetchMiss:
 
 
 class PrefixReader:
-    """Reads for one replica. `timeout_s` bounds a whole prefix, unless the caller of `read` expects it to be larger."""
+    """Reads for one replica. `timeout_s` tells how long so many bytes may take, and what a slow store may cost."""
 
-    def __init__(self, store: CheckpointStore, names: CheckpointNames, known: KnownObjects, timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: CheckpointStore,
+        names: CheckpointNames,
+        known: KnownObjects,
+        timeout_s: Callable[[int], float],
+        clock: Callable[[], float],
+    ) -> None:
         self._store = store
         self._names = names
         self._known = known
         self._timeout_s = timeout_s
+        self._clock = clock
         self._checkpoints = SingleFlight[CheckpointBuffers | FetchMiss]()
         self._segments = SingleFlight[torch.Tensor | FetchMiss]()
         self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
@@ -76,23 +83,23 @@ class PrefixReader:
     ) -> FetchedPrefix | FetchMiss:
         """The checkpoint at the last of `keys` with the KV segments that end at `segment_stops`, `num_bytes` in all.
 
-        The first miss ends it. Takes at most `timeout_s`, or twice `expected_s` where that is more.
+        The first miss ends it. Takes at most `timeout_s` of the bytes, or twice `expected_s` where that is more.
         """
-        started, num_others, joined = time.monotonic(), self._num_running, self._counts["fetch_objects_joined"]
+        started, num_others, joined = self._clock(), self._num_running, self._counts["fetch_objects_joined"]
         self._num_running += 1
         outcome: FetchedPrefix | FetchMiss = FetchMiss(MissReason.UNAVAILABLE)
         try:
-            async with asyncio.timeout(max(self._timeout_s, 2 * expected_s)):
+            async with asyncio.timeout(max(self._timeout_s(num_bytes), 2 * expected_s)):
                 outcome = await self._read(shapes, keys, segment_stops)
         except TimeoutError:
             outcome = FetchMiss(MissReason.TIMEOUT)
         finally:
             # Also where the store raised, which it must not.
             self._num_running -= 1
-            self._count(outcome, time.monotonic() - started)
+            self._count(outcome, self._clock() - started)
         has_joined = self._counts["fetch_objects_joined"] > joined
         if _is_measure(outcome) and not has_joined:
-            now = time.monotonic()
+            now = self._clock()
             self.transfer.put(num_bytes, num_others, now - started, now)
         return outcome
 

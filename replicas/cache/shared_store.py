@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from warmstate.cache_store.event_follower import EventFollower
 from warmstate.cache_store.event_log import EventLog
@@ -37,6 +38,11 @@ def store_address(config: StoreConfig) -> StoreAddress | None:
     )
 
 
+def _fetch_timeout(address: StoreAddress) -> Callable[[int], float]:
+    """A little more than one operation may take, so that the store's breaker hears of the operation that was late."""
+    return lambda num_bytes: address.connect_timeout_s + address.timeout_s(num_bytes)
+
+
 class SharedStore:
     """Opens lazily and never fails for a server that is away: that is counted, and tried again."""
 
@@ -60,9 +66,7 @@ class SharedStore:
         )
         self._log = EventLog(address, names.namespace, replica_id, epoch)
         self.directory = EventDirectory(index, self._log, epoch, config.ttl_s)
-        # A little more than one operation may take, so that the store's breaker hears of the operation that was late.
-        timeout_s = config.connect_timeout_s + config.operation_timeout_s
-        self.link = StoreLink(self._store, self.directory, names, loop, timeout_s, max_in_flight_bytes)
+        self.link = StoreLink(self._store, self.directory, names, loop, _fetch_timeout(address), max_in_flight_bytes)
         self._follower = EventFollower(address, names.namespace, index, on_reset=self.link.forget_stored)
 
     async def catch_up(self) -> None:

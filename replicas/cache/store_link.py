@@ -77,7 +77,7 @@ class Publication:
 
 
 class StoreLink:
-    """Fetches and publishes for one replica. `timeout_s` bounds a whole fetch: what a slow store may cost a request."""
+    """Fetches and publishes for one replica. `timeout_s` tells how long a whole fetch of so many bytes may take."""
 
     def __init__(
         self,
@@ -85,15 +85,17 @@ class StoreLink:
         directory: StoreDirectory,
         names: CheckpointNames,
         loop: asyncio.AbstractEventLoop,
-        timeout_s: float,
+        timeout_s: Callable[[int], float],
         max_publish_bytes: int = MAX_IN_FLIGHT_BYTES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._directory = directory
         self._loop = loop
         self._max_publish_bytes = max_publish_bytes
-        self._known = KnownObjects()
-        self._reader = PrefixReader(store, names, self._known, timeout_s)
+        self.clock = clock
+        self._known = KnownObjects(clock)
+        self._reader = PrefixReader(store, names, self._known, timeout_s, clock)
         self._puts = SingleFlight[Stored | Exists | Dropped]()
         self._lock = Lock()
         self._pending: set[Future[None]] = set()
@@ -196,7 +198,7 @@ class StoreLink:
             self._directory.remove(keys[index], (index + 1) * BLOCK_TOKENS)
 
     async def _publish(self, publication: Publication) -> None:
-        started = time.monotonic()
+        started = self.clock()
         try:
             for key, parts in publication.objects:
                 outcome = await self._put(key, parts, publication.ttl_s)
@@ -206,7 +208,7 @@ class StoreLink:
                 self._known.put(key)
             self._directory.put(publication)
             self._count("published")
-            self._publish_seconds.observe(time.monotonic() - started)
+            self._publish_seconds.observe(self.clock() - started)
         finally:
             with self._lock:
                 self._publish_bytes -= publication.num_bytes

@@ -242,7 +242,7 @@ class Sharing:
         """One replica's link; to this object's own store unless another is given."""
         names = CheckpointNames(options.pop("namespace", NAMESPACE), backend.shapes.num_head_groups)
         timeout_s = options.pop("timeout_s", 5.0)
-        return StoreLink(store or self.memory, self.index, names, self.loop, timeout_s, **options)
+        return StoreLink(store or self.memory, self.index, names, self.loop, lambda num_bytes: timeout_s, **options)
 
     def drain(self, link: StoreLink) -> None:
         """Waits until everything that was published has arrived."""
