@@ -75,25 +75,21 @@ class EvictionPolicy:
         self._check_below(node)
 
     def reserve(self, row: CheckpointRow) -> None:
-        """Counts a checkpoint that is about to come; from now on nothing of its path goes."""
-        assert row.key not in self._checkpoints, "the checkpoint is known already"
-        node = self._tree.grow(row.path, row.segments)
-        checkpoint = PathCheckpoint(row.key, row.position, row.num_bytes, row.kind, node)
-        checkpoint.hits, checkpoint.last_use_s = row.hits, row.last_use_s
-        node.checkpoint = self._checkpoints[row.key] = checkpoint
-        self.num_bytes += row.num_bytes
-        for key in row.segments:
-            loose = self._loose_kv.pop(key, None)
-            if loose is not None:
-                segment = self._tree.find(key)
-                assert segment is not None, "the path was grown just now"
-                segment.kv_bytes = loose
+        """Counts a checkpoint that is about to come; until `commit` or `drop` nothing of its path goes.
+
+        One that is here already, broken, stays in its place for as long.
+        """
+        checkpoint = self._checkpoints.get(row.key)
+        if checkpoint is None:
+            self._add(row)
+        else:
+            checkpoint.is_here = False
+            self._set_whole(checkpoint, whole=False)
 
     def commit(self, key: bytes) -> None:
         """A reserved checkpoint is here."""
         checkpoint = self._checkpoints[key]
         checkpoint.is_here = True
-        checkpoint.base = self._clock
         self._check_whole(checkpoint)
         self._push(checkpoint)
         for child in checkpoint.find_children():
@@ -164,6 +160,17 @@ class EvictionPolicy:
             num_bytes += node.kv_bytes or 0
         saved_ms = (checkpoint.position - parent_position) * self.ms_per_token
         return checkpoint.base + checkpoint.hits * saved_ms / max(num_bytes, 1)
+
+    def _add(self, row: CheckpointRow) -> None:
+        node = self._tree.grow(row.path, row.segments)
+        checkpoint = PathCheckpoint(row.key, row.position, row.num_bytes, row.kind, node)
+        checkpoint.hits, checkpoint.last_use_s, checkpoint.base = row.hits, row.last_use_s, self._clock
+        node.checkpoint = self._checkpoints[row.key] = checkpoint
+        self.num_bytes += row.num_bytes
+        for key in row.segments:
+            segment = self._tree.find(key)
+            if segment is not None and key in self._loose_kv:
+                segment.kv_bytes = self._loose_kv.pop(key)
 
     def _check_below(self, node: PathNode) -> None:
         """Some KV at `node` came or went."""

@@ -1,15 +1,13 @@
-"""Owns the host tier: whole objects in this process's memory under a byte budget. Knows no server and no model.
-
-Thread-safe: the engine thread calls `get_now` and `put_now`, I/O threads may `borrow` at the same moment.
-"""
+"""Owns whole objects in this process's memory under a byte budget. Knows no server and no model. Thread-safe."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
 
+from warmstate.cache_store.byte_ledger import ByteLedger
 from warmstate.cache_store.codec import flat_bytes
 from warmstate.cache_store.keys import ObjectKey
 from warmstate.cache_store.store import (
@@ -34,15 +32,17 @@ class _Object:
 
 
 class MemoryStore:
-    """A `CheckpointStore` that evicts the object used least recently. Its bytes never pass the budget, copies in
-    progress included; `on_evict` is told, on the putting thread and outside the lock, what was evicted."""
+    """A `CheckpointStore` whose bytes never pass the budget: copies in progress count, and so does what was removed
+    while somebody still holds it.
 
-    def __init__(self, budget_bytes: int, on_evict: Callable[[ObjectKey], None] | None = None) -> None:
-        self._budget_bytes = budget_bytes
-        self._on_evict = on_evict
+    It evicts the object used least recently, or, with `evicts` false, refuses a put until its owner has made room.
+    """
+
+    def __init__(self, budget_bytes: int, *, evicts: bool = True) -> None:
+        self._ledger = ByteLedger(budget_bytes)
+        self._evicts = evicts
         self._lock = Lock()
         self._objects: OrderedDict[ObjectKey, _Object] = OrderedDict()
-        self._num_bytes = 0
         self._closed = False
         self._counts: Counter[str] = Counter()
 
@@ -57,13 +57,31 @@ class MemoryStore:
 
     def put_now(self, key: ObjectKey, parts: Mapping[str, Part]) -> Stored | Exists | Dropped:
         """Copies the parts; objects used least recently make room first."""
-        num_bytes = sum(part.spec.num_bytes for part in parts.values())
-        refused, evicted = self._reserve(key, num_bytes)
-        self._tell_evicted(evicted)
+        num_bytes = _num_bytes(parts)
+        with self._lock:
+            refused = self._admit(key, num_bytes)
         if refused is not None:
             return refused
         copies = {name: Part(part.spec, _copy_of(part)) for name, part in parts.items()}
         return self._insert(key, _Object(copies, num_bytes))
+
+    def give_now(self, key: ObjectKey, parts: Mapping[str, Part]) -> Stored | Exists | Dropped:
+        """Keeps the parts without copying them: nobody may change them from now on. They are arrays of numpy."""
+        num_bytes = _num_bytes(parts)
+        with self._lock:
+            refused = self._admit(key, num_bytes)
+        kept = {name: Part(part.spec, part.data.toreadonly()) for name, part in parts.items()}
+        return refused or self._insert(key, _Object(kept, num_bytes))
+
+    def reserve(self, num_bytes: int) -> bool:
+        """Takes bytes of the budget for what is about to be made, where they are free."""
+        with self._lock:
+            return self._ledger.take(num_bytes)
+
+    def release(self, num_bytes: int) -> None:
+        """Gives back reserved bytes, just before the objects they were for are put."""
+        with self._lock:
+            self._ledger.give(num_bytes)
 
     def borrow(self, key: ObjectKey) -> Mapping[str, Part] | None:
         """Read-only views of the stored parts, not copied; they stay valid after an eviction. None when absent."""
@@ -78,13 +96,17 @@ class MemoryStore:
 
     def delete_now(self, key: ObjectKey) -> None:
         with self._lock:
-            stored = self._objects.pop(key, None)
-            self._num_bytes -= stored.num_bytes if stored else 0
+            self._remove(key)
+
+    @property
+    def free_bytes(self) -> int:
+        with self._lock:
+            return self._ledger.free_bytes
 
     def stats(self) -> dict[str, float]:
         """Bytes and objects now; hits, misses, puts and evictions since the start."""
         with self._lock:
-            now = {"bytes": self._num_bytes, "objects": len(self._objects), "budget_bytes": self._budget_bytes}
+            now = {"objects": len(self._objects), **self._ledger.stats()}
             names = ("hits", "misses", "stored", "exists", "dropped", "evictions")
             return {**{name: float(self._counts[name]) for name in names}, **{k: float(v) for k, v in now.items()}}
 
@@ -103,8 +125,8 @@ class MemoryStore:
     async def close(self) -> None:
         with self._lock:
             self._closed = True
-            self._objects.clear()
-            self._num_bytes = 0
+            for key in list(self._objects):
+                self._remove(key)
 
     def _find(self, key: ObjectKey, expected: Mapping[str, PartSpec]) -> _Object | Miss:
         with self._lock:
@@ -124,48 +146,43 @@ class MemoryStore:
         specs = {name: part.spec for name, part in stored.parts.items()}
         return None if specs == expected else Miss(MissReason.LAYOUT, f"holds {specs}, expected {dict(expected)}")
 
-    def _reserve(self, key: ObjectKey, num_bytes: int) -> tuple[Exists | Dropped | None, list[ObjectKey]]:
-        """Makes room and counts the bytes before they are copied. Returns a refusal, and what was evicted."""
-        evicted: list[ObjectKey] = []
-        with self._lock:
-            if self._closed:
-                return self._refuse(DropReason.UNAVAILABLE, "the store is closed"), evicted
-            if key in self._objects:
-                self._objects.move_to_end(key)
-                self._counts["exists"] += 1
-                return Exists(), evicted
-            if num_bytes > self._budget_bytes:
-                return self._refuse(DropReason.TOO_LARGE, f"{num_bytes} of {self._budget_bytes} bytes"), evicted
-            while self._objects and self._num_bytes + num_bytes > self._budget_bytes:
-                oldest, stored = self._objects.popitem(last=False)
-                self._num_bytes -= stored.num_bytes
-                self._counts["evictions"] += 1
-                evicted.append(oldest)
-            if self._num_bytes + num_bytes > self._budget_bytes:
-                return self._refuse(DropReason.NO_ROOM, "other puts in progress fill the budget"), evicted
-            self._num_bytes += num_bytes
-        return None, evicted
+    def _admit(self, key: ObjectKey, num_bytes: int) -> Exists | Dropped | None:
+        """Makes room and counts the bytes before they are copied; a result where nothing is to be copied."""
+        if self._closed:
+            return self._refuse(DropReason.UNAVAILABLE, "the store is closed")
+        if key in self._objects:
+            self._objects.move_to_end(key)
+            self._counts["exists"] += 1
+            return Exists()
+        if num_bytes > self._ledger.budget_bytes:
+            return self._refuse(DropReason.TOO_LARGE, f"{num_bytes} of {self._ledger.budget_bytes} bytes")
+        while not (fits := self._ledger.take(num_bytes)) and self._evicts and self._objects:
+            self._remove(next(iter(self._objects)))
+            self._counts["evictions"] += 1
+        return None if fits else self._refuse(DropReason.NO_ROOM, "what is in use fills the budget")
 
     def _insert(self, key: ObjectKey, stored: _Object) -> Stored | Exists | Dropped:
         with self._lock:
-            if self._closed:
-                return self._refuse(DropReason.UNAVAILABLE, "the store is closed")
-            if key in self._objects:
-                self._num_bytes -= stored.num_bytes
-                self._counts["exists"] += 1
-                return Exists()
+            if self._closed or key in self._objects:
+                self._ledger.give(stored.num_bytes)
+                self._counts["exists"] += not self._closed
+                return self._refuse(DropReason.UNAVAILABLE, "the store is closed") if self._closed else Exists()
             self._objects[key] = stored
             self._counts["stored"] += 1
             return Stored(stored.num_bytes)
+
+    def _remove(self, key: ObjectKey) -> None:
+        stored = self._objects.pop(key, None)
+        if stored is not None:
+            self._ledger.lend(part.data for part in stored.parts.values())
 
     def _refuse(self, reason: DropReason, detail: str) -> Dropped:
         self._counts["dropped"] += 1
         return Dropped(reason, detail)
 
-    def _tell_evicted(self, evicted: list[ObjectKey]) -> None:
-        for key in evicted:
-            if self._on_evict is not None:
-                self._on_evict(key)
+
+def _num_bytes(parts: Mapping[str, Part]) -> int:
+    return sum(part.spec.num_bytes for part in parts.values())
 
 
 def _as_array(part: Part) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

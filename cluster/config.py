@@ -64,6 +64,7 @@ class CacheSection(Section):
     enabled: bool = True
     fetch_policy: Literal["auto", "always", "never"] = "auto"
     max_in_flight_bytes: Annotated[ByteSize, Field(ge=1 << 20)] = ByteSize(512 << 20)
+    parking_fraction: float = Field(default=0.25, ge=0, lt=1)
 
 
 class StoreSection(Section):

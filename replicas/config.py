@@ -22,12 +22,18 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """Budgets of the hybrid prefix cache of one replica."""
+    """Budgets of the hybrid prefix cache of one replica. `host_bytes` is the whole: parking is a fraction of it."""
 
     host_bytes: int = 2 << 30
     enabled: bool = True
     fetch_policy: FetchPolicy = "auto"
     max_in_flight_bytes: int = 512 << 20
+    parking_fraction: float = 0.25
+
+    @property
+    def parking_bytes(self) -> int:
+        """For preempted sequences, which no cached prefix may push out."""
+        return int(self.host_bytes * self.parking_fraction)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch
 from warmstate.models.backend import BLOCK_TOKENS, ModelBackend, PlanRow, SlotRestore, StepOutput, StepPlan
 from warmstate.models.errors import ModelError
 from warmstate.replicas import sequence as sequences
+from warmstate.replicas.cache.device_tier import device_stats
 from warmstate.replicas.cache.fetcher import Fetcher
 from warmstate.replicas.cache.host_tier import CheckpointListener, HostTier
 from warmstate.replicas.cache.hybrid_cache import HybridCache
@@ -69,15 +70,13 @@ class Engine:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         names = CheckpointNames(namespace, backend.shapes.num_head_groups)
         self._metrics = EngineMetrics()
-        # A quarter of the host budget is for preempted sequences, which no cached prefix may push out.
-        parking_bytes = cache.host_bytes // 4
-        host = HostTier(backend.shapes, names, cache.host_bytes - parking_bytes, listener)
+        host = HostTier(backend.shapes, names, cache.host_bytes - cache.parking_bytes, listener)
         rates = (self._metrics.prefill_rate, cache.fetch_policy, cache.max_in_flight_bytes)
         self._cache = HybridCache(
             backend,
             self._blocks,
             host,
-            ParkingArea(backend, parking_bytes),
+            ParkingArea(backend, cache.parking_bytes),
             names,
             self.post,
             link,
@@ -160,7 +159,8 @@ class Engine:
             "kv_blocks_resident": self._blocks.num_resident,
             "num_preemptions": self._scheduler.num_preemptions,
         }
-        return {**self._metrics.as_dict(), **self._cache.stats(), **{k: float(v) for k, v in gauges.items()}}
+        device = device_stats(self._backend.shapes, self._blocks, self._slots)
+        return {**self._metrics.as_dict(), **self._cache.stats(), **device, **{k: float(v) for k, v in gauges.items()}}
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the books contradict each other, or an idle engine holds anything."""

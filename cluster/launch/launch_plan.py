@@ -146,6 +146,7 @@ def _cache(config: AppConfig) -> CacheConfig:
         enabled=cache.enabled,
         fetch_policy=cache.fetch_policy,
         max_in_flight_bytes=int(cache.max_in_flight_bytes),
+        parking_fraction=cache.parking_fraction,
     )
 
 

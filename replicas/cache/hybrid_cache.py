@@ -146,11 +146,11 @@ class HybridCache:
     def stats(self) -> dict[str, float]:
         """Counters since the start, and what the host tier and the parking area hold now."""
         host = {f"host_{name}": value for name, value in self._host.stats().items()}
-        parked = {"parked_bytes": float(self._parking.num_bytes), "parking_refused": float(self._parking.num_refused)}
         kept = {"checkpoints_kept": float(self._keeper.num_kept)}
         sources = [source.stats() for source in (self._link, self._fetcher) if source is not None]
         link = {f"store_{name}": value for figures in sources for name, value in figures.items()}
-        return {**{name: float(count) for name, count in self._counts.items()}, **kept, **host, **parked, **link}
+        counts = {name: float(count) for name, count in self._counts.items()}
+        return {**counts, **kept, **host, **self._parking.stats(), **link}
 
     def _must_wait(self, sequence: Sequence, keys: Keys[bytes], position: int) -> bool:
         """Waits for a twin that will make a prefix usable beyond `position`, or fetches where that is sooner."""
@@ -194,11 +194,12 @@ class HybridCache:
         sequence.fetched = LoadedPrefix(fetched.position, fetched.buffers.state(), tuple(spans), "store")
 
     def _put_fetched(self, keys: Keys[bytes], fetched: FetchedPrefix) -> None:
-        for stop, kv in fetched.segments.items():
-            self._host.put_segment(self._names.segment(keys, stop), {"kv": as_part("kv", kv)})
+        room = self._host.reserve(keys, fetched.position)
+        if room is None:
+            return
+        segments = {self._names.segment(keys, stop): {"kv": as_part("kv", kv)} for stop, kv in fetched.segments.items()}
         groups = self._names.checkpoint(keys[-1], fetched.position)
-        parts = {key: fetched.buffers.parts(group) for group, key in enumerate(groups)}
-        self._host.put_checkpoint(keys[-1], fetched.position, parts)
+        self._host.put(room, segments, {key: fetched.buffers.parts(group) for group, key in enumerate(groups)})
 
     def _complete(self, fetched: LoadedPrefix, keys: Keys[bytes], start: int) -> LoadedPrefix | None:
         """Adds the KV that was local when the fetch began; None where it has gone since."""

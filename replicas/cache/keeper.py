@@ -32,23 +32,25 @@ class CheckpointKeeper:
 
         The sequence still holds its blocks, so the bytes that are copied are the bytes that were computed.
         """
-        tail_start = floor_to_segment(state.position)
-        kv_tail = self._read_kv(sequence, tail_start, state.position) if tail_start < state.position else None
-        segments = self._keep_segments(sequence, tail_start)
-        if segments is None or not _all_finite(state.rec, state.conv, kv_tail):
+        room = self._host.reserve(sequence.prefix_keys, state.position)
+        segments = self._copy_segments(sequence, floor_to_segment(state.position))
+        checkpoint = self._copy_checkpoint(sequence, state, prefix_key)
+        if segments is None or checkpoint is None:
+            if room is not None:
+                self._host.give_up(room)
             return False
-        groups = self._names.checkpoint(prefix_key, state.position)
-        checkpoint = dict(zip(groups, encode_checkpoint(self._shapes, state, kv_tail), strict=True))
-        self._host.put_checkpoint(prefix_key, state.position, checkpoint)
+        if room is not None:
+            self._host.put(room, segments, checkpoint)
         self.num_kept += 1
         if self._link is not None:
-            objects = (*segments.items(), *checkpoint.items())
-            self._link.publish(Publication(tuple(sequence.prefix_keys[: state.position // BLOCK_TOKENS]), objects))
+            lacking = [(key, parts) for key, parts in segments.items() if self._link.lacks(key)]
+            path = tuple(sequence.prefix_keys[: state.position // BLOCK_TOKENS])
+            self._link.publish(Publication(path, (*lacking, *checkpoint.items())))
         return True
 
-    def _keep_segments(self, sequence: Sequence, stop: int) -> dict[ObjectKey, Parts] | None:
-        """Keeps the whole segments below `stop` and returns those the store lacks; None if one is not finite."""
-        lacking: dict[ObjectKey, Parts] = {}
+    def _copy_segments(self, sequence: Sequence, stop: int) -> dict[ObjectKey, Parts] | None:
+        """The whole segments below `stop`, copied unless the host tier has them; None if one is not finite."""
+        segments: dict[ObjectKey, Parts] = {}
         for end in range(SEGMENT_TOKENS, stop + 1, SEGMENT_TOKENS):
             key = self._names.segment(sequence.prefix_keys, end)
             parts = self._host.borrow(key)
@@ -57,10 +59,19 @@ class CheckpointKeeper:
                 if not _all_finite(kv):
                     return None
                 parts = {"kv": as_part("kv", kv)}
-                self._host.put_segment(key, parts)
-            if self._link is not None and self._link.lacks(key):
-                lacking[key] = parts
-        return lacking
+            segments[key] = parts
+        return segments
+
+    def _copy_checkpoint(
+        self, sequence: Sequence, state: SequenceState, prefix_key: bytes
+    ) -> dict[ObjectKey, Parts] | None:
+        """The objects of the state and the KV tail; None if something is not finite."""
+        tail_start = floor_to_segment(state.position)
+        kv_tail = self._read_kv(sequence, tail_start, state.position) if tail_start < state.position else None
+        if not _all_finite(state.rec, state.conv, kv_tail):
+            return None
+        groups = self._names.checkpoint(prefix_key, state.position)
+        return dict(zip(groups, encode_checkpoint(self._shapes, state, kv_tail), strict=True))
 
     def _read_kv(self, sequence: Sequence, start: int, stop: int) -> torch.Tensor:
         kv = torch.empty(self._shapes.kv_shape(stop - start), dtype=self._shapes.dtype)

@@ -34,6 +34,11 @@ class ParkingArea:
         self._parked[sequence] = parked
         self.num_bytes += parked.num_bytes
 
+    def stats(self) -> dict[str, float]:
+        """What is parked now, and how many states found no room since the start."""
+        figures = (self.num_bytes, self._budget_bytes, self.num_refused)
+        return dict(zip(("parked_bytes", "parked_budget_bytes", "parking_refused"), map(float, figures), strict=True))
+
     def find(self, sequence: Sequence) -> LoadedPrefix | None:
         return self._parked.get(sequence)
 

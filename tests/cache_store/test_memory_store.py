@@ -1,13 +1,14 @@
-"""The host tier beyond the contract: exact accounting, eviction order, threads."""
+"""The store in memory beyond the contract: exact accounting, eviction order, lent memory, threads."""
 
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from warmstate.cache_store.keys import ObjectKey
 from warmstate.cache_store.memory_store import MemoryStore
-from warmstate.cache_store.store import Dropped, Exists, Hit, Part, Stored
+from warmstate.cache_store.store import Dropped, DropReason, Exists, Hit, Part, PartSpec, Stored
 
 MakeKey = Callable[..., ObjectKey]
 MakeParts = Callable[..., dict[str, Part]]
@@ -30,8 +31,7 @@ def test_bytes_are_exact_after_puts_evictions_and_deletes(make_key: MakeKey, mak
 def test_what_was_used_least_recently_goes_first(
     make_key: MakeKey, make_parts: MakeParts, empty_like: EmptyLike
 ) -> None:
-    evicted: list[ObjectKey] = []
-    store, parts = MemoryStore(3000, on_evict=evicted.append), make_parts(**KILOBYTE)
+    store, parts = MemoryStore(3000), make_parts(**KILOBYTE)
     first, second, third, fourth, fifth = (make_key() for _ in range(5))
     for key in (first, second, third):
         store.put_now(key, parts)
@@ -40,7 +40,7 @@ def test_what_was_used_least_recently_goes_first(
     assert store.contains(third)
     store.put_now(fourth, parts)
     store.put_now(fifth, parts)
-    assert evicted == [third, first]
+    assert [store.contains(key) for key in (first, second, third, fourth, fifth)] == [False, True, False, True, True]
 
 
 def test_an_object_too_large_for_the_budget_evicts_nothing(make_key: MakeKey, make_parts: MakeParts) -> None:
@@ -55,11 +55,48 @@ def test_borrowed_parts_are_read_only_and_outlive_their_eviction(make_key: MakeK
     store.put_now(key, parts)
     borrowed = store.borrow(key)
     assert borrowed is not None
-    store.put_now(make_key(), make_parts(seed=1, **KILOBYTE))
+    store.delete_now(key)
     assert store.borrow(key) is None
     assert bytes(borrowed["rec"].data) == bytes(parts["rec"].data)
     with pytest.raises(TypeError):
         borrowed["rec"].data[0] = 1
+
+
+def test_evicted_bytes_count_while_somebody_holds_them(make_key: MakeKey, make_parts: MakeParts) -> None:
+    store, key, parts = MemoryStore(1500), make_key(), make_parts(**KILOBYTE)
+    store.put_now(key, parts)
+    borrowed = store.borrow(key)
+    outcome = store.put_now(make_key(), parts)
+    assert isinstance(outcome, Dropped)
+    assert outcome.reason is DropReason.NO_ROOM
+    assert (store.stats()["bytes"], store.stats()["lent_bytes"], store.free_bytes) == (1000, 1000, 500)
+    del borrowed
+    assert (store.stats()["bytes"], store.stats()["lent_bytes"], store.free_bytes) == (0, 0, 1500)
+    assert store.put_now(make_key(), parts) == Stored(1000)
+
+
+def test_given_parts_are_kept_without_a_copy(make_key: MakeKey) -> None:
+    store, key, array = MemoryStore(1000), make_key(), np.zeros(1000, dtype=np.uint8)
+    given = {"rec": Part(PartSpec("rec", "uint8", (1000,)), array.data)}
+    assert store.give_now(key, given) == Stored(1000)
+    assert store.give_now(key, given) == Exists()
+    kept = store.borrow(key)
+    assert kept is not None
+    array[7] = 9
+    assert kept["rec"].data[7] == 9
+    assert kept["rec"].data.readonly
+
+
+def test_reserved_bytes_are_taken_from_the_budget(make_key: MakeKey, make_parts: MakeParts) -> None:
+    store, key, parts = MemoryStore(2000, evicts=False), make_key(), make_parts(**KILOBYTE)
+    assert store.put_now(key, parts) == Stored(1000)
+    assert not store.reserve(1001)
+    assert store.reserve(1000)
+    assert isinstance(store.put_now(make_key(), parts), Dropped)
+    assert store.contains(key)
+    store.release(1000)
+    assert store.put_now(make_key(), parts) == Stored(1000)
+    assert store.free_bytes == 0
 
 
 def test_a_failed_get_counts_as_a_miss(make_key: MakeKey, make_parts: MakeParts, empty_like: EmptyLike) -> None:
