@@ -1,0 +1,54 @@
+"""Owns standing in for `nki`: only where the real one is absent, and only while asked for by name."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+from warmstate.kernels.nki_sim import isa, language
+from warmstate.kernels.nki_sim.errors import SimulatorError
+from warmstate.kernels.nki_sim.launch import Kernel, jit, simulate
+
+NAMES = ("nki", "nki.isa", "nki.language")
+
+
+def has_real_nki() -> bool:
+    """Whether AWS's own nki is importable (the package of that name on PyPI is empty)."""
+    if isinstance(sys.modules.get("nki"), _SimulatedModule):
+        return False
+    spec = importlib.util.find_spec("nki")
+    if spec is None or spec.submodule_search_locations is None:
+        return False
+    return importlib.util.find_spec("nki.isa") is not None
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Within this block `import nki` gives the simulator; modules imported in it keep it."""
+    if has_real_nki():
+        raise SimulatorError("the real nki is installed: use nki.simulate of that, not the simulator")
+    held = {name: sys.modules.get(name) for name in NAMES}
+    sys.modules.update(_modules())
+    try:
+        yield
+    finally:
+        for name, module in held.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+class _SimulatedModule(ModuleType):
+    """Marks the stand-ins."""
+
+
+def _modules() -> dict[str, ModuleType]:
+    nki, nki_isa, nki_language = (_SimulatedModule(name, f"The simulator's {name}.") for name in NAMES)
+    nki_isa.__dict__.update(isa.namespace())
+    nki_language.__dict__.update(language.namespace())
+    nki.__dict__.update(
+        {"isa": nki_isa, "language": nki_language, "jit": jit, "simulate": simulate, "Kernel": Kernel, "__path__": []}
+    )
+    return {"nki": nki, "nki.isa": nki_isa, "nki.language": nki_language}
