@@ -49,8 +49,9 @@ def _to_float32(values: Array) -> Array:
     return values.astype(np.float32)
 
 
-def _float_codec(raw: Any) -> Codec:
-    return Codec(np.dtype(raw).itemsize, raw, True, _to_float32, lambda values: values.astype(raw))
+def _to_float16(values: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16)
 
 
 def _integer_codec(raw: Any) -> Codec:
@@ -93,7 +94,7 @@ def _e4m3_codec() -> Codec:
 CODECS: dict[str, Codec] = {
     "float32": Codec(4, np.float32, True, _identity, lambda values: values.astype(np.float32, copy=False)),
     "tfloat32": Codec(4, np.float32, True, _identity, _tfloat32),
-    "float16": _float_codec(np.float16),
+    "float16": Codec(2, np.float16, True, _to_float32, _to_float16),
     "bfloat16": Codec(2, np.uint16, True, *_by_torch(torch.bfloat16, torch.int16, np.uint16)),
     "float8_e4m3": _e4m3_codec(),
     "float8_e4m3fn": Codec(1, np.uint8, True, *_by_torch(torch.float8_e4m3fn, torch.uint8, np.uint8)),

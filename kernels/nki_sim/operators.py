@@ -58,7 +58,11 @@ def _compare(name: str, function: Callable[[Array, Array], Array]) -> Operator:
 
 
 def _shift(function: Any) -> Callable[[Array, Array], Array]:
-    return lambda a, b: np.asarray(function(a, np.asarray(b).astype(a.dtype)))
+    def shifted(values: Array, by: Array) -> Array:
+        result: Array = function(values, np.asarray(by).astype(values.dtype))
+        return result
+
+    return shifted
 
 
 ALU_OPERATORS = (
