@@ -3,6 +3,7 @@
 CacheStoreError
 ├── LayoutError            a part's name, dtype, shape or size is not what the caller expects
 ├── StoreUnavailable       the server cannot be reached, refused us, or took longer than its timeout
+├── LeaseLost              another replica has begun to evict, so that this one must not go on
 └── EmbeddedServerError    the embedded server could not be started
 """
 
@@ -17,6 +18,10 @@ class LayoutError(CacheStoreError):
 
 class StoreUnavailable(CacheStoreError):
     """The store did not answer in time; callers of `CheckpointStore` see a `Miss` or a `Dropped` instead."""
+
+
+class LeaseLost(CacheStoreError):
+    """The eviction lease is over, or a later holder has begun its work."""
 
 
 class EmbeddedServerError(CacheStoreError):

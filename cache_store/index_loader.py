@@ -3,8 +3,9 @@
 HSCAN, never HGETALL: the index of a large store would hold up the server. Rows that cannot be read are left out.
 """
 
-from collections.abc import Callable, Iterator
-from typing import TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
 
 import redis
 
@@ -24,6 +25,14 @@ _SCAN_COUNT = 500
 _Row = TypeVar("_Row")
 
 
+@dataclass(frozen=True, slots=True)
+class Sample(Generic[_Row]):
+    """Some rows of a hash, and the fields found among them that no version up to ours can have written."""
+
+    rows: dict[bytes, _Row]
+    unreadable: list[bytes]
+
+
 def scan_checkpoints(client: redis.Redis, names: IndexNames) -> dict[bytes, StoredCheckpoint]:
     return dict(_decoded(client, names.checkpoints, decode_checkpoint))
 
@@ -37,18 +46,19 @@ def scan_numbers(client: redis.Redis, name: str) -> dict[bytes, int]:
     return {key: int(value) for key, value in _scan(client, name) if len(key) == KEY_BYTES and value.isdigit()}
 
 
-def scan_unreadable(client: redis.Redis, names: IndexNames) -> dict[str, list[bytes]]:
-    """The fields that no version up to ours could have written, by the hash that they are in."""
-    decoders: dict[str, Callable[[bytes, bytes], object | None]] = {
-        names.checkpoints: decode_checkpoint,
-        names.segments: decode_segment,
-    }
-    return {
-        name: [
-            key for key, value in _scan(client, name) if decode(key, value) is None and not is_of_newer_version(value)
-        ]
-        for name, decode in decoders.items()
-    }
+def sample_checkpoints(client: redis.Redis, names: IndexNames, count: int) -> Sample[StoredCheckpoint]:
+    return _sample(client, names.checkpoints, count, decode_checkpoint)
+
+
+def sample_segments(client: redis.Redis, names: IndexNames, count: int) -> Sample[StoredSegment]:
+    return _sample(client, names.segments, count, decode_segment)
+
+
+def find_segments(client: redis.Redis, names: IndexNames, keys: Sequence[bytes]) -> dict[bytes, StoredSegment]:
+    """The rows of these segments, as far as there are any."""
+    values = cast(list[bytes | None], client.hmget(names.segments, list(keys))) if keys else []
+    rows = {key: decode_segment(key, value) for key, value in zip(keys, values, strict=True) if value is not None}
+    return {key: row for key, row in rows.items() if row is not None}
 
 
 def read_snapshots(client: redis.Redis, names: IndexNames) -> tuple[dict[str, Snapshot], set[str]]:
@@ -81,6 +91,19 @@ def _decoded(
         row = decode(key, value)
         if row is not None:
             yield key, row
+
+
+def _sample(client: redis.Redis, name: str, count: int, decode: Callable[[bytes, bytes], _Row | None]) -> Sample[_Row]:
+    reply = cast(list[bytes], client.hrandfield(name, count, withvalues=True)) or []
+    rows: dict[bytes, _Row] = {}
+    unreadable: list[bytes] = []
+    for key, value in zip(reply[::2], reply[1::2], strict=True):
+        row = decode(key, value)
+        if row is not None:
+            rows[key] = row
+        elif not is_of_newer_version(value):
+            unreadable.append(key)
+    return Sample(rows, unreadable)
 
 
 def _scan(client: redis.Redis, name: str) -> Iterator[tuple[bytes, bytes]]:

@@ -23,6 +23,9 @@ LEASE = "ws:{lease}:holder"
 LEASE_TOKENS = "ws:{lease}:tokens"
 """Counts the attempts to become the holder; see `lease.py`."""
 
+ALL_OBJECTS = "ws:{*.*.*}:*"
+"""The SCAN pattern of all objects of all namespaces."""
+
 _SHORT_NAMESPACE = re.compile(r"[0-9a-f]{16}")
 _OBJECT = re.compile(r"ws:\{([0-9a-f]{16})\.([0-9a-f]{64})\.(\d{1,6})\}:(ck|kv|tmp:[0-9a-f]{16})")
 
@@ -35,6 +38,10 @@ class ObjectName:
     prefix: bytes
     group: int
     kind: Literal["ck", "kv", "tmp"]
+
+    def __str__(self) -> str:
+        """The name; of a temporary only what it begins with."""
+        return f"ws:{{{self.short_namespace}.{self.prefix.hex()}.{self.group}}}:{self.kind}"
 
 
 def short_namespace(namespace: bytes) -> str:
@@ -117,6 +124,15 @@ class IndexNames:
 
 def index_names(namespace: bytes) -> IndexNames:
     return IndexNames(short_namespace(namespace))
+
+
+def checkpoint_names(names: IndexNames, key: bytes, num_groups: int) -> list[str]:
+    """The objects of a checkpoint."""
+    return [str(ObjectName(names.short, key, group, "ck")) for group in range(num_groups)]
+
+
+def segment_name(names: IndexNames, key: bytes) -> str:
+    return str(ObjectName(names.short, key, 0, "kv"))
 
 
 def events_name(namespace: bytes) -> str:
