@@ -65,8 +65,8 @@ def _bundled_binary() -> str | None:
 class EmbeddedServer:
     """A running server; `stop` it, or use it as a context manager. It never outlives this process, even on SIGKILL.
 
-    `port` and `password` default to a free port and a random password. Raises `EmbeddedServerError` when no server
-    comes up.
+    `port` and `password` default to a free port and a random password, `binary` to `find_server_binary`. Raises
+    `EmbeddedServerError` when no server comes up.
     """
 
     def __init__(
@@ -75,11 +75,12 @@ class EmbeddedServer:
         eviction_policy: str = "volatile-lfu",
         port: int | None = None,
         password: str | None = None,
+        binary: Path | None = None,
     ) -> None:
         self.password = password or secrets.token_urlsafe(24)
         self._max_memory_bytes = max_memory_bytes
         self._eviction_policy = eviction_policy
-        self._binary = find_server_binary()
+        self._binary = binary or find_server_binary()
         self._folder = tempfile.TemporaryDirectory(prefix="warmstate-store-")
         self._log_path = Path(self._folder.name, "server.log")
         self._keeper: threading.Thread | None = None

@@ -21,6 +21,7 @@ from redis.connection import parse_url
 from warmstate.cluster.launch.launch_errors import ConfigError
 
 REDIS_PASSWORD_VARIABLE = "WARMSTATE_REDIS_PASSWORD"
+REDIS_INDEX_PASSWORD_VARIABLE = "WARMSTATE_REDIS_INDEX_PASSWORD"
 CACHE_SECRET_VARIABLE = "WARMSTATE_CACHE_SECRET"
 
 GIB = 1 << 30
@@ -74,6 +75,8 @@ class StoreSection(Section):
     url: str | None = None
     username: str | None = None
     password: SecretStr | None = None
+    index_url: str | None = None
+    index_password: SecretStr | None = None
     tls_ca_file: str | None = None
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
@@ -83,8 +86,11 @@ class StoreSection(Section):
     ttl_s: int = Field(default=86_400, ge=1)
     max_object_bytes: ByteSize = ByteSize(256 << 20)
     maxmemory: Annotated[ByteSize, Field(ge=1 << 20)] = ByteSize(2 * GIB)
+    budget_bytes: Annotated[ByteSize, Field(gt=0)] | None = None
+    high_water: float = Field(default=0.85, gt=0, le=1)
+    low_water: float = Field(default=0.8, gt=0, le=1)
 
-    @field_validator("url")
+    @field_validator("url", "index_url")
     @classmethod
     def url_can_be_read(cls, value: str | None) -> str | None:
         if value is not None:
@@ -97,6 +103,14 @@ class StoreSection(Section):
             raise ValueError("kind redis needs store.url, e.g. redis://127.0.0.1:6379")
         if self.kind != "redis" and self.url is not None:
             raise ValueError(f"store.url is only read when store.kind is redis, not {self.kind}")
+        if self.kind != "redis" and self.index_url is not None:
+            raise ValueError(f"store.index_url is only read when store.kind is redis, not {self.kind}")
+        return self
+
+    @model_validator(mode="after")
+    def water_falls(self) -> Self:
+        if self.low_water >= self.high_water:
+            raise ValueError(f"store.low_water {self.low_water} must be below store.high_water {self.high_water}")
         return self
 
     @model_validator(mode="after")
@@ -151,6 +165,12 @@ class AppConfig(Section):
         if self.store.password is not None:
             return self.store.password.get_secret_value()
         return os.environ.get(REDIS_PASSWORD_VARIABLE)
+
+    def redis_index_password(self) -> str | None:
+        """The index server's password: from the config, else from the environment, else the store's."""
+        if self.store.index_password is not None:
+            return self.store.index_password.get_secret_value()
+        return os.environ.get(REDIS_INDEX_PASSWORD_VARIABLE) or self.redis_password()
 
     def cache_secret(self) -> bytes:
         """The key under which tenants' salts are made; drawn anew per start unless the environment names one."""

@@ -21,7 +21,7 @@ from warmstate.cluster.routing.replica_view import RoutedView
 from warmstate.cluster.routing.serve_call import serve_call
 from warmstate.cluster.routing.serve_client import ServeReplicaClient
 from warmstate.cluster.routing.store_view import StoreView
-from warmstate.replicas.cache.shared_store import store_address
+from warmstate.replicas.cache.shared_store import store_endpoints
 from warmstate.replicas.config import ReplicaConfig
 
 
@@ -70,10 +70,10 @@ class IngressDeployment:
         """The embedded store may start later than we do, and no request waits for it."""
         config = self._store_config
         url, password = (config.url, config.password) if store is None else await store.address.remote()
-        address = store_address(replace(config, url=url, password=password))
-        if address is None:
+        endpoints = store_endpoints(replace(config, url=url, password=password))
+        if endpoints is None:
             return
-        self._store_view = StoreView(address, routing.table, self._index)
+        self._store_view = StoreView(endpoints.index, routing.table, self._index)
         self._client.view = self._store_view
 
     def _replica_stats(self) -> Mapping[str, Mapping[str, float]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from warmstate.cache_store.redis_client import TlsFiles
+from warmstate.cache_store.store_keeper import KeeperLimits
 from warmstate.replicas.cache.fetch_rule import FetchPolicy
 
 
@@ -38,7 +39,10 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """How to reach the shared store; url None means that this replica shares nothing."""
+    """How to reach the shared store; url None means that this replica shares nothing.
+
+    `index_url` None: the index lies on the same server as the objects, and has the same password.
+    """
 
     url: str | None = None
     password: str | None = None
@@ -49,6 +53,9 @@ class StoreConfig:
     username: str | None = None
     tls: TlsFiles = field(default_factory=TlsFiles)
     min_bytes_per_s: int = 50_000_000
+    index_url: str | None = None
+    index_password: str | None = None
+    keeper: KeeperLimits = field(default_factory=KeeperLimits)
 
 
 @dataclass(frozen=True, slots=True)

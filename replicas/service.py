@@ -15,7 +15,7 @@ from warmstate.models.backend import ModelBackend
 from warmstate.models.checkpoints.identity import namespace_facts
 from warmstate.models.checkpoints.preflight import CheckpointSummary, preflight
 from warmstate.models.errors import ModelError
-from warmstate.replicas.cache.shared_store import SharedStore, new_epoch, store_address
+from warmstate.replicas.cache.shared_store import SharedStore, new_epoch, store_endpoints
 from warmstate.replicas.cache.state_codec import CheckpointNames
 from warmstate.replicas.config import CacheConfig, ReplicaConfig
 from warmstate.replicas.engine import Engine
@@ -69,10 +69,10 @@ class ReplicaService:
         Raises `ModelError`, `ReplicaError` (`OutOfMemory`) or `CacheStoreError`, and then stays in phase "failed".
         """
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        address = store_address(self._config.store)
+        endpoints = store_endpoints(self._config.store)
         try:
-            if address is not None:
-                self._heartbeat = Heartbeat(address, self._row)
+            if endpoints is not None:
+                self._heartbeat = Heartbeat(endpoints.index, self._row)
             await self._load()
         except (ModelError, ReplicaError, CacheStoreError) as error:
             self._phase = ReplicaPhase("failed", self._phase.fraction, str(error))
@@ -156,11 +156,11 @@ class ReplicaService:
 
     async def _open(self, backend: ModelBackend, eos_token_ids: frozenset[int]) -> None:
         config, loop = self._config, asyncio.get_running_loop()
-        address = store_address(config.store)
-        if address is not None and config.cache.enabled:
+        endpoints = store_endpoints(config.store)
+        if endpoints is not None and config.cache.enabled:
             names = CheckpointNames(self._namespace, backend.shapes.num_head_groups)
             self._shared = SharedStore(
-                address, config.store, names, self._replica_id, self._epoch, loop, config.cache.max_in_flight_bytes
+                endpoints, config.store, names, self._replica_id, self._epoch, loop, config.cache.max_in_flight_bytes
             )
             await self._shared.catch_up()
         engine = Engine(

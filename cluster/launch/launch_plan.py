@@ -13,6 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from warmstate.cache_store.embedded import find_server_binary
 from warmstate.cache_store.errors import EmbeddedServerError
 from warmstate.cache_store.redis_client import TlsFiles
+from warmstate.cache_store.store_keeper import KeeperLimits
 from warmstate.cluster.config import AppConfig
 from warmstate.cluster.launch.launch_errors import ConfigError, MemoryShort
 from warmstate.cluster.model_card import ModelCard, read_model_card
@@ -163,6 +164,14 @@ def _store(config: AppConfig) -> StoreConfig:
         username=store.username,
         tls=TlsFiles(store.tls_ca_file, store.tls_cert_file, store.tls_key_file),
         min_bytes_per_s=int(store.min_bandwidth),
+        index_url=store.index_url,
+        index_password=config.redis_index_password() if store.index_url is not None else None,
+        keeper=KeeperLimits(
+            int(store.budget_bytes) if store.budget_bytes is not None else None,
+            store.high_water,
+            store.low_water,
+            float(store.ttl_s),
+        ),
     )
 
 

