@@ -20,7 +20,7 @@ import xxhash
 from warmstate.cache_store.keys import ObjectKey
 from warmstate.cache_store.store import DTYPE_BYTES, Part, PartSpec
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
 """Bytes per chunk: the unit of transfer and of checksums."""
 
 SCHEMA_VERSION = 1

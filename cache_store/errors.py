@@ -2,6 +2,7 @@
 
 CacheStoreError
 ├── LayoutError            a part's name, dtype, shape or size is not what the caller expects
+├── LoanEnded              a caller has taken back the buffers that a thread was still using
 ├── StoreUnavailable       the server cannot be reached, refused us, or took longer than its timeout
 ├── LeaseLost              another replica has begun to evict, so that this one must not go on
 └── EmbeddedServerError    the embedded server could not be started
@@ -14,6 +15,10 @@ class CacheStoreError(Exception):
 
 class LayoutError(CacheStoreError):
     """A named part does not have the dtype, shape or byte count that was expected."""
+
+
+class LoanEnded(CacheStoreError):
+    """The buffers are the caller's again. Only threads whose result nobody awaits any more see this."""
 
 
 class StoreUnavailable(CacheStoreError):

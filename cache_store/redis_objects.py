@@ -4,14 +4,11 @@ A checkpoint is a HASH (one key, so the server evicts all of it or nothing): fie
 per chunk. A KV segment is a STRING: manifest, then payload. Every call may raise what the Redis client raises.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from threading import Lock
+from collections.abc import Mapping, Sequence
 
 import redis
 
 from warmstate.cache_store.codec import (
-    CHUNK_BYTES,
     Chunk,
     Corrupt,
     ForeignVersion,
@@ -25,241 +22,219 @@ from warmstate.cache_store.codec import (
     manifest_bytes,
     ordered_specs,
 )
+from warmstate.cache_store.errors import LoanEnded
 from warmstate.cache_store.keys import ObjectKey
+from warmstate.cache_store.loan import Loan
 from warmstate.cache_store.names import object_name, temporary_name
+from warmstate.cache_store.payload_stream import Argument, PayloadStream, open_stream
 from warmstate.cache_store.store import Dropped, DropReason, Exists, Miss, MissReason, Part, Stored
 
-WINDOW_CHUNKS = 4
-"""Chunks per read command: bounds what one reply may hold in memory."""
+WINDOW_CHUNKS = 2
+"""Chunks on their way at once: the next one is ready when one has been read, and the server holds few of them."""
 
 MANIFEST_FIELD = "m"
 TEMPORARY_TTL_MS = 60_000
 
-# What PTTL says of a name that is not there.
 _ABSENT = -2
-
-
-class Loan:
-    """The caller's buffers, lent until the call returns: a thread that comes back later finds the loan closed."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._open = True
-
-    @property
-    def is_open(self) -> bool:
-        return self._open
-
-    def write(self, target: memoryview, data: memoryview) -> None:
-        with self._lock:
-            if self._open:
-                target[:] = data
-
-    def close(self) -> None:
-        with self._lock:
-            self._open = False
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A verified manifest: the digest of every chunk, in the order of `ObjectReader.chunks`."""
-
-    digests: tuple[bytes, ...]
+_MULTI_REPLIES = 4
+_NOTHING = memoryview(b"")
 
 
 class ObjectReader:
-    """Reads one object into the caller's buffers, window by window. Windows may be read by several threads."""
+    """Reads one object into the caller's buffers, chunk by chunk, each verified once it has come."""
 
-    def __init__(self, client: redis.Redis, key: ObjectKey, into: Mapping[str, Part], loan: Loan) -> None:
+    def __init__(
+        self, client: redis.Redis, key: ObjectKey, into: Mapping[str, Part], loan: Loan, deadline: float
+    ) -> None:
         self._client = client
         self._key = key
         self._name = object_name(key)
         self._specs = ordered_specs(into)
         self._targets = {name: flat_bytes(part) for name, part in into.items()}
         self._loan = loan
+        self._deadline = deadline
         self._head_bytes = manifest_bytes(self._specs)
         self._chunks = chunks_of(self._specs)
         self.num_bytes = sum(spec.num_bytes for spec in self._specs)
 
-    def windows(self) -> list[list[Chunk]]:
-        """The chunks in windows of at most `WINDOW_CHUNKS`, and in at least two windows so that two threads share."""
-        size = min(WINDOW_CHUNKS, max(1, -(-len(self._chunks) // 2)))
-        return [self._chunks[start : start + size] for start in range(0, len(self._chunks), size)]
-
-    def read_small(self) -> Miss | None:
-        """Reads an object of at most one chunk's bytes in one round trip. None means that it is whole."""
-        found, *payload = self._fetch_with_head(self._chunks)
-        head = self._check_head(found)
-        return head if isinstance(head, Miss) else self._take(self._chunks, payload, head)
-
-    def read_head(self) -> Head | Miss:
-        """Reads and verifies the manifest alone."""
-        return self._check_head(self._fetch_with_head([])[0])
-
-    def read_window(self, window: Sequence[Chunk], head: Head) -> Miss | None:
-        """Reads, verifies and copies these chunks. None means that they are whole."""
-        return self._take(window, self._fetch(window), head)
-
-    @property
-    def is_small(self) -> bool:
-        return self.num_bytes <= CHUNK_BYTES
+    def read(self) -> Miss | None:
+        """Fills the buffers; None means that the object is whole. The first chunks are asked for with the manifest."""
+        with open_stream(self._client, self._loan, self._deadline) as stream:
+            stream.send(*self._head_command())
+            for chunk in self._chunks[:WINDOW_CHUNKS]:
+                stream.send(*self._chunk_command(chunk))
+            digests = self._check_head(stream)
+            return digests if isinstance(digests, Miss) else self._read_chunks(stream, digests)
 
     def discard(self) -> None:
         """Removes the object, so that a writer may store it again."""
         self._client.unlink(self._name)
 
-    def _fetch_with_head(self, chunks: Sequence[Chunk]) -> list[memoryview | None]:
+    def _read_chunks(self, stream: PayloadStream, digests: Sequence[bytes]) -> Miss | None:
+        upcoming = iter(self._chunks[WINDOW_CHUNKS:])
+        for chunk, digest in zip(self._chunks, digests, strict=True):
+            target = self._targets[chunk.part][chunk.start : chunk.stop]
+            size = stream.read_into(target)
+            if size != chunk.num_bytes:
+                found = "nothing" if size is None else f"{size} bytes"
+                return Miss(MissReason.CORRUPT, f"chunk {chunk.field}: {found} instead of {chunk.num_bytes} bytes")
+            following = next(upcoming, None)
+            if following is not None:
+                stream.send(*self._chunk_command(following))
+            if digest_of(target) != digest:
+                return Miss(MissReason.CORRUPT, f"chunk {chunk.field} does not match its checksum")
+        return None
+
+    def _head_command(self) -> tuple[Argument, ...]:
         if self._key.kind == "ck":
-            return self._fetch_fields([MANIFEST_FIELD, *(chunk.field for chunk in chunks)])
-        size = self._head_bytes + sum(chunk.num_bytes for chunk in chunks)
-        data = self._fetch_range(0, size + self._excess(chunks))
-        head = data[: self._head_bytes] if data.nbytes else None
-        return [head, *self._cut(data[self._head_bytes :], chunks)]
+            return "HGET", self._name, MANIFEST_FIELD
+        return "GETRANGE", self._name, 0, self._head_bytes - 1
 
-    def _fetch(self, chunks: Sequence[Chunk]) -> list[memoryview | None]:
+    def _chunk_command(self, chunk: Chunk) -> tuple[Argument, ...]:
+        """Of a string one byte more is asked for with the last chunk: to get it means that the string is too long."""
         if self._key.kind == "ck":
-            return self._fetch_fields([chunk.field for chunk in chunks])
-        size = sum(chunk.num_bytes for chunk in chunks) + self._excess(chunks)
-        return self._cut(self._fetch_range(self._head_bytes + chunks[0].offset, size), chunks)
+            return "HGET", self._name, chunk.field
+        start = self._head_bytes + chunk.offset
+        excess = 1 if chunk is self._chunks[-1] else 0
+        return "GETRANGE", self._name, start, start + chunk.num_bytes - 1 + excess
 
-    def _fetch_fields(self, fields: Sequence[str]) -> list[memoryview | None]:
-        values = self._client.hmget(self._name, list(fields))
-        return [None if value is None else _view_of(value) for value in values]
-
-    def _fetch_range(self, start: int, size: int) -> memoryview:
-        return _view_of(self._client.getrange(self._name, start, start + size - 1))
-
-    def _excess(self, chunks: Sequence[Chunk]) -> int:
-        """With the last chunk one byte more is asked for: to get it means that the string is too long."""
-        return 1 if chunks and chunks[-1] is self._chunks[-1] else 0
-
-    @staticmethod
-    def _cut(data: memoryview, chunks: Sequence[Chunk]) -> list[memoryview | None]:
-        """Cuts a range into its chunks; the last one keeps any excess, so that its size gives it away."""
-        pieces: list[memoryview | None] = []
-        for number, chunk in enumerate(chunks, start=1):
-            pieces.append(data if number == len(chunks) else data[: chunk.num_bytes])
-            data = data[chunk.num_bytes :]
-        return pieces
-
-    def _check_head(self, data: memoryview | None) -> Head | Miss:
-        if data is None:
-            exists = self._client.exists(self._name)
-            return Miss(MissReason.CORRUPT, "manifest is missing") if exists else Miss(MissReason.ABSENT)
-        manifest = decode_manifest(bytes(data))
+    def _check_head(self, stream: PayloadStream) -> Sequence[bytes] | Miss:
+        """The digests of the chunks, once the manifest is verified."""
+        data = stream.read_value()
+        if not data:
+            return self._why_no_head(stream)
+        manifest = decode_manifest(data)
         if isinstance(manifest, Corrupt):
             return Miss(MissReason.CORRUPT, manifest.detail)
         if isinstance(manifest, ForeignVersion):
             return Miss(MissReason.LAYOUT, f"schema version {manifest.version}")
         return self._check_identity(manifest)
 
-    def _check_identity(self, manifest: Manifest) -> Head | Miss:
+    def _why_no_head(self, stream: PayloadStream) -> Miss:
+        while stream.num_awaited:
+            if stream.read_into(_NOTHING):
+                return Miss(MissReason.CORRUPT, "manifest is missing")
+        exists = stream.ask("EXISTS", self._name)
+        return Miss(MissReason.CORRUPT, "manifest is missing") if exists else Miss(MissReason.ABSENT)
+
+    def _check_identity(self, manifest: Manifest) -> Sequence[bytes] | Miss:
         if manifest.key != self._key:
             return Miss(MissReason.CORRUPT, f"manifest names {manifest.key}")
         if manifest.specs != self._specs:
             return Miss(MissReason.LAYOUT, f"holds {manifest.specs}, expected {self._specs}")
-        return Head(manifest.digests)
-
-    def _take(self, window: Sequence[Chunk], payload: Sequence[memoryview | None], head: Head) -> Miss | None:
-        first = self._chunks.index(window[0]) if window else 0
-        for chunk, data, digest in zip(window, payload, head.digests[first:], strict=False):
-            if data is None or data.nbytes != chunk.num_bytes:
-                found = "nothing" if data is None else f"{data.nbytes} bytes"
-                return Miss(MissReason.CORRUPT, f"chunk {chunk.field}: {found} instead of {chunk.num_bytes} bytes")
-            if digest_of(data) != digest:
-                return Miss(MissReason.CORRUPT, f"chunk {chunk.field} does not match its checksum")
-            self._loan.write(self._targets[chunk.part][chunk.start : chunk.stop], data)
-        return None
+        return manifest.digests
 
 
 class ObjectWriter:
     """Publishes one object: all of it becomes visible at once, or nothing of it does."""
 
     def __init__(
-        self, client: redis.Redis, key: ObjectKey, parts: Mapping[str, Part], loan: Loan, epoch: int, ttl_ms: int
+        self,
+        client: redis.Redis,
+        key: ObjectKey,
+        parts: Mapping[str, Part],
+        loan: Loan,
+        deadline: float,
+        epoch: int,
+        ttl_ms: int,
     ) -> None:
         self._client = client
         self._key = key
         self._name = object_name(key)
         self._parts = parts
         self._loan = loan
+        self._deadline = deadline
         self._epoch = epoch
         self._ttl_ms = ttl_ms
 
     def publish(self) -> Stored | Exists | Dropped:
-        """Writes the object unless it exists; an existing one gets the full time to live again, never less."""
-        if self._renew():
-            return Exists()
-        manifest = describe(self._key, self._parts, self._epoch)
-        return self._publish_hash(manifest) if self._key.kind == "ck" else self._publish_string(manifest)
-
-    def _renew(self) -> bool:
-        """Whether the object is there, with our time to live or a longer one."""
-        left_ms = self._client.pttl(self._name)
-        return left_ms >= self._ttl_ms or (left_ms != _ABSENT and bool(self._client.pexpire(self._name, self._ttl_ms)))
-
-    def _payload(self, manifest: Manifest) -> Iterator[tuple[str, memoryview]]:
-        views = {name: flat_bytes(part) for name, part in self._parts.items()}
-        for chunk in chunks_of(manifest.specs):
-            yield chunk.field, views[chunk.part][chunk.start : chunk.stop]
-
-    def _publish_string(self, manifest: Manifest) -> Stored | Exists | Dropped:
-        """One command is atomic by itself, and gives the server the exact size: no temporary is needed."""
-        value = b"".join([encode_manifest(manifest), *(data for _, data in self._payload(manifest))])
-        if not self._loan.is_open:
-            return _came_too_late()
-        stored = self._client.set(self._name, value, px=self._ttl_ms, nx=True)
-        return Stored(len(value)) if stored else Exists()
-
-    def _publish_hash(self, manifest: Manifest) -> Stored | Exists | Dropped:
-        temporary = temporary_name(self._key)
+        """Writes the object unless it exists; an existing one gets the time to live again, and keeps a longer one."""
         try:
-            outcome = self._fill_and_rename(manifest, temporary)
-        except redis.ResponseError:
-            self._client.unlink(temporary)
-            raise
-        if not isinstance(outcome, Stored):
-            self._client.unlink(temporary)
+            with open_stream(self._client, self._loan, self._deadline) as stream:
+                if self._renew(stream):
+                    return Exists()
+                manifest = describe(self._key, self._parts, self._epoch)
+                publish = self._publish_hash if self._key.kind == "ck" else self._publish_string
+                return publish(stream, manifest)
+        except LoanEnded as error:
+            return Dropped(DropReason.TIMEOUT, str(error))
+
+    def _renew(self, stream: PayloadStream) -> bool:
+        """Whether the object is there, with our time to live or a longer one."""
+        left_ms = stream.ask("PTTL", self._name)
+        return left_ms >= self._ttl_ms or (left_ms != _ABSENT and stream.ask("PEXPIRE", self._name, self._ttl_ms) == 1)
+
+    def _payload(self, manifest: Manifest) -> list[tuple[str, memoryview]]:
+        views = {name: flat_bytes(part) for name, part in self._parts.items()}
+        return [(chunk.field, views[chunk.part][chunk.start : chunk.stop]) for chunk in chunks_of(manifest.specs)]
+
+    def _publish_string(self, stream: PayloadStream, manifest: Manifest) -> Stored | Exists | Dropped:
+        """One command is atomic by itself, and gives the server the exact size: no temporary is needed."""
+        value = [memoryview(encode_manifest(manifest)), *(data for _, data in self._payload(manifest))]
+        stream.send("SET", self._name, value, "PX", self._ttl_ms, "NX")
+        stored = stream.read_value()
+        return Stored(sum(len(piece) for piece in value)) if stored else Exists()
+
+    def _publish_hash(self, stream: PayloadStream, manifest: Manifest) -> Stored | Exists | Dropped:
+        temporary = temporary_name(self._key)
+        fields = [(MANIFEST_FIELD, memoryview(encode_manifest(manifest))), *self._payload(manifest)]
+        error = self._fill(stream, temporary, fields)
+        if error is None:
+            outcome = self._rename(stream, temporary, fields)
+            if isinstance(outcome, Stored):
+                return outcome
+        stream.ask("UNLINK", temporary)
+        if error is not None:
+            raise error
         return outcome
 
-    def _fill_and_rename(self, manifest: Manifest, temporary: str) -> Stored | Exists | Dropped:
-        head = encode_manifest(manifest)
-        self._add_field(temporary, MANIFEST_FIELD, head)
-        num_bytes, num_fields = len(head), 1
-        for field, data in self._payload(manifest):
-            if not self._loan.is_open:
-                return _came_too_late()
-            self._add_field(temporary, field, data)
-            num_bytes, num_fields = num_bytes + len(data), num_fields + 1
-        # An eviction between two chunks would have left a hash that holds only the later ones.
-        if self._client.hlen(temporary) != num_fields:
-            return Dropped(DropReason.NO_ROOM, "the server evicted the object while it was written")
-        if not self._loan.is_open:
-            return _came_too_late()
-        return self._rename(temporary, num_bytes)
+    def _fill(
+        self, stream: PayloadStream, temporary: str, fields: Sequence[tuple[str, memoryview]]
+    ) -> redis.RedisError | None:
+        """Writes the fields, a window of them on their way at once; the first error ends it."""
+        errors: list[redis.RedisError] = []
+        num_open = 0
+        for field, data in fields:
+            if num_open == WINDOW_CHUNKS:
+                errors += _read_errors(stream)
+                num_open -= 1
+            if errors:
+                break
+            self._send_field(stream, temporary, field, data)
+            num_open += 1
+        for _ in range(num_open):
+            errors += _read_errors(stream)
+        return errors[0] if errors else None
 
-    def _add_field(self, temporary: str, field: str, data: bytes | memoryview) -> None:
+    def _send_field(self, stream: PayloadStream, temporary: str, field: str, data: memoryview) -> None:
         """The expiry rides along with every field: no moment exists at which a temporary would stay for ever."""
-        pipeline = self._client.pipeline(transaction=True)
-        pipeline.hset(temporary, field, data)
-        pipeline.pexpire(temporary, TEMPORARY_TTL_MS)
-        pipeline.execute()
+        stream.send("MULTI")
+        stream.send("HSET", temporary, field, [data])
+        stream.send("PEXPIRE", temporary, TEMPORARY_TTL_MS)
+        stream.send("EXEC")
 
-    def _rename(self, temporary: str, num_bytes: int) -> Stored | Exists | Dropped:
+    def _rename(
+        self, stream: PayloadStream, temporary: str, fields: Sequence[tuple[str, memoryview]]
+    ) -> Stored | Exists | Dropped:
         """RENAMENX keeps the short expiry, hence the second command; no winner's object lives shorter for it."""
-        pipeline = self._client.pipeline(transaction=True)
-        pipeline.renamenx(temporary, self._name)
-        pipeline.pexpire(self._name, self._ttl_ms, gt=True)
-        renamed, _ = pipeline.execute(raise_on_error=False)
-        if isinstance(renamed, redis.ResponseError):
+        # An eviction between two chunks would have left a hash that holds only the later ones.
+        if stream.ask("HLEN", temporary) != len(fields):
+            return Dropped(DropReason.NO_ROOM, "the server evicted the object while it was written")
+        stream.send("MULTI")
+        stream.send("RENAMENX", temporary, self._name)
+        stream.send("PEXPIRE", self._name, self._ttl_ms, "GT")
+        stream.send("EXEC")
+        *_, results = [stream.read_reply() for _ in range(_MULTI_REPLIES)]
+        if isinstance(results, redis.RedisError):
+            raise results
+        renamed = results[0] if isinstance(results, list) else None
+        if isinstance(renamed, redis.RedisError):
             return Dropped(DropReason.NO_ROOM, f"the server evicted the object while it was written: {renamed}")
-        return Stored(num_bytes) if renamed else Exists()
+        return Stored(sum(len(data) for _, data in fields)) if renamed else Exists()
 
 
-def _came_too_late() -> Dropped:
-    return Dropped(DropReason.TIMEOUT, "the caller had taken its buffers back")
-
-
-def _view_of(value: bytes | str) -> memoryview:
-    assert isinstance(value, bytes), "the client does not decode replies"
-    return memoryview(value)
+def _read_errors(stream: PayloadStream) -> list[redis.RedisError]:
+    """Reads the replies of one transaction, and returns the errors among them, the first cause first."""
+    replies = [stream.read_reply() for _ in range(_MULTI_REPLIES)]
+    results = replies[-1] if isinstance(replies[-1], list) else []
+    return [reply for reply in (*replies, *results) if isinstance(reply, redis.RedisError)]

@@ -2,7 +2,7 @@
 
 Blocking work runs on private threads with a connection each, two that read and one that writes: somebody waits for what
 is read, and nobody for what is written. The event loop only waits. Whatever the server does, a call ends within the
-operation timeout, as a result.
+operation timeout and the time that the slowest tolerated network needs for the bytes, as a result.
 """
 
 import asyncio
@@ -18,9 +18,10 @@ import redis
 from warmstate.cache_store.breaker import Breaker
 from warmstate.cache_store.errors import StoreUnavailable
 from warmstate.cache_store.keys import ObjectKey
+from warmstate.cache_store.loan import Loan
 from warmstate.cache_store.names import object_name
 from warmstate.cache_store.redis_client import Failure, StoreAddress, failure_of, open_client
-from warmstate.cache_store.redis_objects import Loan, ObjectReader, ObjectWriter
+from warmstate.cache_store.redis_objects import ObjectReader, ObjectWriter
 from warmstate.cache_store.store import Dropped, DropReason, Exists, Hit, Miss, MissReason, Part, Stored
 
 _NUM_READERS = 2
@@ -58,7 +59,7 @@ class RedisStore:
         epoch: int = 0,
         breaker: Breaker | None = None,
     ) -> None:
-        self._timeout_s = address.operation_timeout_s
+        self._address = address
         self._ttl_ms = ttl_s * 1000
         self._max_object_bytes = max_object_bytes
         self._max_in_flight_bytes = max_in_flight_bytes
@@ -70,6 +71,7 @@ class RedisStore:
         self._counts: Counter[str] = Counter()
         self._seconds: dict[str, float] = {"get_seconds": 0.0, "put_seconds": 0.0}
         self._in_flight_bytes = 0
+        self._awaited_bytes = 0
         self._lock = Lock()
         self._num_running = 0
         self._closed = False
@@ -102,7 +104,8 @@ class RedisStore:
         """Best effort: a server that does not answer keeps the object until it expires."""
         if self._closed or not self._breaker.allows():
             return
-        outcome = await self._within_timeout(self._on(self._writers, self._client.unlink, object_name(key)))
+        timeout_s = self._address.timeout_s(self._in_flight_bytes)
+        outcome = await self._within(timeout_s, self._on(self._writers, self._client.unlink, object_name(key)))
         self._counts["deletes_failed" if isinstance(outcome, Failure) else "deletes"] += 1
 
     async def close(self) -> None:
@@ -130,32 +133,27 @@ class RedisStore:
             return Miss(MissReason.UNAVAILABLE, "the store is closed")
         if not self._breaker.allows():
             return Miss(MissReason.BREAKER_OPEN)
+        num_bytes = sum(part.spec.num_bytes for part in into.values())
         loan = Loan()
+        self._awaited_bytes += num_bytes
         try:
-            outcome = await self._within_timeout(self._fetch(ObjectReader(self._client, key, into, loan)))
+            timeout_s = self._address.timeout_s(self._awaited_bytes)
+            reader = ObjectReader(self._client, key, into, loan, time.monotonic() + timeout_s)
+            outcome = await self._within(timeout_s, self._fetch(reader))
         finally:
+            self._awaited_bytes -= num_bytes
             loan.close()
         if isinstance(outcome, Failure):
             return Miss(outcome.miss_reason, outcome.detail)
         return outcome
 
     async def _fetch(self, reader: ObjectReader) -> Hit | Miss:
-        if reader.is_small:
-            miss = await self._on(self._readers, reader.read_small)
-        else:
-            miss = await self._fetch_large(reader)
+        miss = await self._on(self._readers, reader.read)
         if miss is None:
             return Hit(reader.num_bytes)
         if miss.reason is MissReason.CORRUPT:
             await self._on(self._readers, reader.discard)
         return miss
-
-    async def _fetch_large(self, reader: ObjectReader) -> Miss | None:
-        head = await self._on(self._readers, reader.read_head)
-        if isinstance(head, Miss):
-            return head
-        reads = [self._on(self._readers, reader.read_window, window, head) for window in reader.windows()]
-        return next((miss for miss in await asyncio.gather(*reads) if miss is not None), None)
 
     async def _put(self, key: ObjectKey, parts: Mapping[str, Part], ttl_ms: int) -> Stored | Exists | Dropped:
         num_bytes = sum(part.spec.num_bytes for part in parts.values())
@@ -165,8 +163,11 @@ class RedisStore:
         loan = Loan()
         self._in_flight_bytes += num_bytes
         try:
-            writer = ObjectWriter(self._client, key, parts, loan, self._epoch, ttl_ms)
-            outcome = await self._within_timeout(self._on(self._writers, writer.publish))
+            # What waits for the one writing thread is time that the server did not waste.
+            timeout_s = self._address.timeout_s(self._in_flight_bytes)
+            deadline = time.monotonic() + timeout_s
+            writer = ObjectWriter(self._client, key, parts, loan, deadline, self._epoch, ttl_ms)
+            outcome = await self._within(timeout_s, self._on(self._writers, writer.publish))
         finally:
             self._in_flight_bytes -= num_bytes
             loan.close()
@@ -183,10 +184,10 @@ class RedisStore:
             return Dropped(DropReason.NO_ROOM, f"{self._in_flight_bytes} bytes are in flight")
         return None if self._breaker.allows() else Dropped(DropReason.BREAKER_OPEN)
 
-    async def _within_timeout(self, work: Coroutine[Any, Any, _Result]) -> _Result | Failure:
-        """Awaits the work and reports to the breaker. A thread that is late goes on alone, its loan closed."""
+    async def _within(self, timeout_s: float, work: Coroutine[Any, Any, _Result]) -> _Result | Failure:
+        """Awaits the work and reports to the breaker. A thread that is late ends soon and alone, its loan closed."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(timeout_s):
                 result = await work
         except (redis.RedisError, OSError, StoreUnavailable) as error:
             failure = failure_of(error)

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 import redis
 
 from warmstate.cache_store.embedded import EmbeddedServer
+from warmstate.cache_store.errors import LoanEnded
 from warmstate.cache_store.keys import ObjectKey
+from warmstate.cache_store.loan import Loan
 from warmstate.cache_store.names import object_name
 from warmstate.cache_store.redis_client import StoreAddress
-from warmstate.cache_store.redis_objects import Loan, ObjectReader, ObjectWriter
+from warmstate.cache_store.redis_objects import ObjectReader, ObjectWriter
 from warmstate.cache_store.redis_store import RedisStore
 from warmstate.cache_store.store import Dropped, DropReason, Miss, MissReason, Part, Stored
 
@@ -23,7 +26,7 @@ EmptyLike = Callable[[dict[str, Part]], dict[str, Part]]
 
 
 def writer_of(client: redis.Redis, key: ObjectKey, parts: dict[str, Part], loan: Loan) -> ObjectWriter:
-    return ObjectWriter(client, key, parts, loan, epoch=1, ttl_ms=60_000)
+    return ObjectWriter(client, key, parts, loan, time.monotonic() + 10, epoch=1, ttl_ms=60_000)
 
 
 @pytest.mark.parametrize("kind", ["ck", "kv"])
@@ -39,7 +42,8 @@ def test_a_late_reader_does_not_touch_the_buffers(
     into = empty_like(parts)
     assert isinstance(writer_of(client, key, parts, loan).publish(), Stored)
     loan.close()
-    assert ObjectReader(client, key, into, loan).read_small() is None
+    with pytest.raises(LoanEnded):
+        ObjectReader(client, key, into, loan, time.monotonic() + 10).read()
     assert all(set(bytes(part.data)) == {0xA5} for part in into.values())
 
 
