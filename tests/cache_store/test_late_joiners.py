@@ -1,4 +1,4 @@
-"""A router that joins late, or after the stream was trimmed, knows what one from the beginning knows; on every server."""
+"""A router that joins late, or finds the stream trimmed, knows what one from the beginning knows; on every server."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -9,11 +9,11 @@ import redis
 from warmstate.cache_store.embedded import EmbeddedServer
 from warmstate.cache_store.event_follower import EventFollower
 from warmstate.cache_store.event_log import EventLog
-from warmstate.cache_store.events import PrefixEvent, Tier
+from warmstate.cache_store.events import PrefixEvent
 from warmstate.cache_store.index_loader import read_namespaces, scan_checkpoints, scan_numbers, scan_segments
 from warmstate.cache_store.index_rows import StoredCheckpoint, StoredSegment
 from warmstate.cache_store.names import index_names, snapshot_name
-from warmstate.cache_store.prefix_index import STORE_HOLDER, PrefixIndex
+from warmstate.cache_store.prefix_index import STORE_HOLDER, PrefixIndex, Tier
 from warmstate.cache_store.redis_client import StoreAddress
 
 Eventually = Callable[[Callable[[], bool]], None]
