@@ -43,11 +43,13 @@ def build(args: dict[str, Any]) -> serve.Application:
     return build_application(plan_launch(parse_config(args)))
 
 
-def build_application(plan: LaunchPlan) -> serve.Application:
+def build_application(
+    plan: LaunchPlan, replica_class: type[ReplicaDeployment] = ReplicaDeployment
+) -> serve.Application:
     """Ingress and replicas, and the store where it is embedded; none waits for another to start."""
     store = _store(plan) if plan.config.store.kind == "embedded" else None
     replicas = serve.deployment(
-        ReplicaDeployment,
+        replica_class,
         name="replica",
         num_replicas=plan.config.replicas,
         max_ongoing_requests=_MANY,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, ClassVar
 
 from ray import serve
 
@@ -10,12 +10,19 @@ from warmstate.cluster.routing.router import RouteHint
 from warmstate.cluster.routing.serve_client import RoutedReply
 from warmstate.replicas.config import ReplicaConfig
 from warmstate.replicas.errors import NotReady
+from warmstate.replicas.executor import InProcessExecutor, LoadExecutor
 from warmstate.replicas.messages import GenerateRequest, Refused
 from warmstate.replicas.service import ReplicaService
+
+# Long enough for a short prompt's first token, and too short for anyone to miss the headers of the response.
+_ACCEPT_AFTER_S = 0.1
 
 
 class ReplicaDeployment:
     """Loads while it is constructed: Serve routes no request to a replica whose constructor has not returned."""
+
+    load: ClassVar[LoadExecutor] = staticmethod(InProcessExecutor.load)
+    """How the ranks come up; a deployment of another kind of ranks is a subclass."""
 
     # Serve awaits a constructor that is a coroutine.
     async def __init__(self, config: ReplicaConfig, store: Any | None) -> None:  # type: ignore[misc]
@@ -23,15 +30,18 @@ class ReplicaDeployment:
             url, password = await store.address.remote()
             config = dataclasses.replace(config, store=dataclasses.replace(config.store, url=url, password=password))
         self._replica_id: str = serve.get_replica_context().replica_id.unique_id
-        self._service = ReplicaService(config, self._replica_id)
+        self._service = ReplicaService(config, self._replica_id, self.load)
         await self._service.start()
 
     async def generate(self, request: GenerateRequest, route: RouteHint) -> AsyncGenerator[RoutedReply, None]:
-        """The replies of `ReplicaService.generate`, each with this replica's id. Closing cancels the request."""
+        """The replies of `ReplicaService.generate`, each with this replica's id. Closing cancels the request.
+
+        A reply whose first item is a delta was accepted: each item is a message, and one is saved.
+        """
         if route.pinned not in (None, self._replica_id):
             yield self._replica_id, Refused(404, f"replica {route.pinned} does not exist; this is {self._replica_id}")
             return
-        replies = self._service.generate(request)
+        replies = self._service.generate(request, _ACCEPT_AFTER_S)
         try:
             async for reply in replies:
                 yield self._replica_id, reply

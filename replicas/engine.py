@@ -111,12 +111,19 @@ class Engine:
         """Hands work to the engine's thread; from any thread."""
         self._inbox.put(work)
 
-    def run_posted(self, *, wait: bool = False) -> None:
-        """Does what was posted; with `wait`, sleeps until there is something."""
-        if wait:
-            self._inbox.get()()
+    def run_posted(self) -> None:
+        """Does what was posted."""
         while not self._inbox.empty():
             self._inbox.get()()
+
+    def wait_for_work(self, timeout_s: float | None = None) -> bool:
+        """Sleeps until something was posted, and does it; False when nothing was within `timeout_s`."""
+        try:
+            self._inbox.get(timeout=timeout_s)()
+        except queue.Empty:
+            return False
+        self.run_posted()
+        return True
 
     def add(self, request: GenerateRequest) -> None:
         """Queues a request that passed `check`."""

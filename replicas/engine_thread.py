@@ -12,6 +12,7 @@ from warmstate.replicas.errors import InvalidRequest, QueueFull
 from warmstate.replicas.messages import FinishReason, GenerateRequest, TokenDelta
 
 _STATS_PERIOD_S = 0.5
+_SETTLE_S = 0.02
 
 
 class EngineThread:
@@ -75,19 +76,25 @@ class EngineThread:
         try:
             while not self._stopping:
                 deltas = self._engine.step()
-                self._take_stats(is_idle=deltas is None)
                 if deltas:
                     self._loop.call_soon_threadsafe(self._deliver, deltas)
                 # The step may itself have done the posted stop, and then nothing would ever end the wait.
                 elif deltas is None and not self._stopping:
-                    self._engine.run_posted(wait=True)
+                    self._rest()
+                if time.monotonic() - self._stats_at > _STATS_PERIOD_S:
+                    self._take_stats()
         finally:
             self._loop.call_soon_threadsafe(self._end_streams)
 
-    def _take_stats(self, is_idle: bool) -> None:
-        now = time.monotonic()
-        if is_idle or now - self._stats_at > _STATS_PERIOD_S:
-            self._stats, self._stats_at = self._engine.stats(), now
+    def _rest(self) -> None:
+        """Sleeps until there is work. The figures wait until the last deltas are on their way: that is what somebody
+        waits for, and both need this process's one interpreter."""
+        if not self._engine.wait_for_work(_SETTLE_S):
+            self._take_stats()
+            self._engine.wait_for_work()
+
+    def _take_stats(self) -> None:
+        self._stats, self._stats_at = self._engine.stats(), time.monotonic()
 
     def _deliver(self, deltas: list[SequenceDelta]) -> None:
         for item in deltas:

@@ -1,7 +1,7 @@
 """Owns the ranks of one replica: it loads them, and gives the engine one backend over all of them."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -31,6 +31,10 @@ class Executor(Protocol):
     def close(self) -> None:
         """Gives up the ranks and their memory."""
         ...
+
+
+LoadExecutor = Callable[[ReplicaConfig, CheckpointSummary, Progress], Executor]
+"""Brings up the ranks of a replica: `InProcessExecutor.load`, or a double."""
 
 
 class InProcessExecutor:

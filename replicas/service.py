@@ -21,7 +21,7 @@ from warmstate.replicas.config import CacheConfig, ReplicaConfig
 from warmstate.replicas.engine import Engine
 from warmstate.replicas.engine_thread import EngineThread
 from warmstate.replicas.errors import NotReady, QueueFull, ReplicaError
-from warmstate.replicas.executor import Executor, InProcessExecutor
+from warmstate.replicas.executor import Executor, InProcessExecutor, LoadExecutor
 from warmstate.replicas.heartbeat import Heartbeat
 from warmstate.replicas.messages import (
     Accepted,
@@ -41,11 +41,15 @@ _WARM_TOKENS = 130
 
 
 class ReplicaService:
-    """One model copy behind an async generator. `start`, `generate` and `close` belong to one event loop."""
+    """One model copy behind an async generator. `start`, `generate` and `close` belong to one event loop.
 
-    def __init__(self, config: ReplicaConfig, replica_id: str) -> None:
+    `load` brings up the ranks, blocking.
+    """
+
+    def __init__(self, config: ReplicaConfig, replica_id: str, load: LoadExecutor = InProcessExecutor.load) -> None:
         self._config = config
         self._replica_id = replica_id
+        self._load_executor = load
         self._epoch = new_epoch()
         self._phase = ReplicaPhase("loading", 0.0)
         self._namespace = b""
@@ -83,8 +87,11 @@ class ReplicaService:
         if self._heartbeat is not None:
             await self._heartbeat.beat()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Reply, None]:
-        """Yields one `Accepted` and then deltas, or one `Refused`. Closing the generator cancels the request."""
+    async def generate(self, request: GenerateRequest, accept_after_s: float = 0) -> AsyncGenerator[Reply, None]:
+        """Yields one `Accepted` and then deltas, or one `Refused`. Closing the generator cancels the request.
+
+        `Accepted` is left out where the first delta comes within `accept_after_s`: it says the same.
+        """
         try:
             thread = self._ready_thread()
             stream = thread.submit(request)
@@ -93,14 +100,17 @@ class ReplicaService:
             yield Refused(error.status, str(error), retry_after_s)
             return
         try:
-            yield Accepted(self._replica_id)
+            delta = await _next_within(stream, accept_after_s)
+            if delta is None:
+                yield Accepted(self._replica_id)
             finished = False
             while not finished:
-                delta = await stream.get()
+                delta = delta or await stream.get()
                 while not stream.empty():
                     delta = _joined(delta, stream.get_nowait())
                 finished = delta.finish_reason is not None
                 yield delta
+                delta = None
         finally:
             thread.cancel(request.request_id)
 
@@ -136,9 +146,9 @@ class ReplicaService:
         await asyncio.to_thread(self._warm_up, executor.backend)
         await self._open(executor.backend, summary.config.eos_token_ids)
 
-    def _load_ranks(self, summary: CheckpointSummary) -> InProcessExecutor:
+    def _load_ranks(self, summary: CheckpointSummary) -> Executor:
         torch.set_num_threads(self._config.num_threads)
-        return InProcessExecutor.load(self._config, summary, self._progressed)
+        return self._load_executor(self._config, summary, self._progressed)
 
     def _progressed(self, bytes_done: int, bytes_total: int) -> None:
         self._phase = ReplicaPhase("loading", bytes_done / max(bytes_total, 1))
@@ -194,6 +204,17 @@ class ReplicaService:
             self._namespace.hex(),
             self.stats(),
         )
+
+
+async def _next_within(stream: asyncio.Queue[TokenDelta], seconds: float) -> TokenDelta | None:
+    """The next delta; None, and nothing lost, when it takes longer."""
+    if seconds <= 0:
+        return None
+    try:
+        async with asyncio.timeout(seconds):
+            return await stream.get()
+    except TimeoutError:
+        return None
 
 
 def _joined(first: TokenDelta, second: TokenDelta) -> TokenDelta:

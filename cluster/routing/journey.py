@@ -41,23 +41,20 @@ class Journey:
             return rest
         return dataclasses.replace(rest, request_id=f"{rest.request_id}.{self._num_asked}")
 
-    def advance(self, sender: str, reply: Reply, may_retry: bool) -> Reply | None:
+    def advance(self, sender: str, reply: Reply, may_retry: bool) -> tuple[Reply, ...]:
         """Takes in one reply; returns what the client should see of it."""
-        if isinstance(reply, Accepted):
-            if self._accepted:
-                return None
-            self._accepted = True
-            return reply
         if isinstance(reply, Refused):
             return self._refuse(sender, reply, may_retry)
-        return self._extend(reply)
+        accepted = () if self._accepted else (Accepted(sender),)
+        self._accepted = True
+        return accepted if isinstance(reply, Accepted) else (*accepted, self._extend(reply))
 
-    def _refuse(self, sender: str, refusal: Refused, may_retry: bool) -> Reply | None:
+    def _refuse(self, sender: str, refusal: Refused, may_retry: bool) -> tuple[Reply, ...]:
         self._refusal = refusal
         if may_retry and refusal.status in RETRIED_STATUSES:
             self.avoided.add(sender)
-            return None
-        return self.give_up()
+            return ()
+        return (self.give_up(),)
 
     def _extend(self, delta: TokenDelta) -> TokenDelta:
         self._output.extend(delta.token_ids)

@@ -60,8 +60,7 @@ class ServeReplicaClient:
         try:
             async with aclosing(self._call(rest, hint)) as replies:
                 async for sender, reply in replies:
-                    shown = journey.advance(sender, reply, may_retry=pinned is None)
-                    if shown is not None:
+                    for shown in journey.advance(sender, reply, may_retry=pinned is None):
                         yield shown
         except CallBroken as error:
             logger.warning("request %s lost replica %s: %s", rest.request_id, sender or "(unknown)", error)

@@ -15,7 +15,7 @@ CHUNK = b'data: {"id":"x","object":"chat.completion.chunk","choices":[{"index":0
 http = FastAPI()
 
 
-@serve.deployment(num_replicas=2, ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=64)
+@serve.deployment(num_replicas=2, ray_actor_options={"num_cpus": 0.001}, max_ongoing_requests=64)
 class EchoEngine:
     """Yields the asked-for number of tokens without computing anything."""
 
@@ -24,7 +24,7 @@ class EchoEngine:
             yield token
 
 
-@serve.deployment(ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=256)
+@serve.deployment(ray_actor_options={"num_cpus": 0.001}, max_ongoing_requests=256)
 @serve.ingress(http)
 class EchoIngress:
     """Turns the engine's tokens into server-sent events, or counts them."""

@@ -196,3 +196,15 @@ def test_the_router_is_told_what_the_index_knows() -> None:
 
     asyncio.run(run())
     assert replicas.calls[0][2] == RouteHint({"a": 64, "store": 128}, store_depth=128, pinned="a")
+
+
+def test_a_reply_that_begins_with_a_delta_was_accepted_by_its_sender() -> None:
+    replicas = Replicas({"a": [TokenDelta((5,), num_cached_tokens=64), DONE]})
+    assert ask(replicas) == [Accepted("a"), TokenDelta((5,), num_cached_tokens=64), DONE]
+
+
+def test_a_stream_that_goes_on_elsewhere_is_accepted_only_once() -> None:
+    replicas = Replicas({"a": [TokenDelta((5,)), CallBroken("killed")], "b": [TokenDelta((6,)), DONE]})
+    replies = ask(replicas)
+    assert [reply for reply in replies if isinstance(reply, Accepted)] == [Accepted("a")]
+    assert [reply.token_ids for reply in replies if isinstance(reply, TokenDelta)] == [(5,), (6,), DONE.token_ids]

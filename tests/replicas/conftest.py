@@ -203,7 +203,7 @@ def run(engine: Engine, requests: Iterable[GenerateRequest]) -> dict[str, Result
         results[request.request_id] = Result()
     while not all(result.finish_reason for result in results.values()):
         if not collect(engine, results):
-            engine.run_posted(wait=True)
+            engine.wait_for_work()
     engine.check_integrity()
     return results
 

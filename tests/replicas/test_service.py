@@ -124,6 +124,21 @@ def test_requests_that_cannot_be_served_are_refused_with_a_status(
     asyncio.run(scenario())
 
 
+def test_an_acceptance_that_the_first_delta_overtakes_is_left_out(
+    config: ReplicaConfig, request_for: Build, prompt_of: Build
+) -> None:
+    async def scenario() -> None:
+        async with running(config) as service:
+            asked = request_for(prompt_of(30), max_tokens=2)
+            quick = [reply async for reply in service.generate(asked, accept_after_s=30)]
+            assert all(isinstance(reply, TokenDelta) for reply in quick)
+            slow = [reply async for reply in service.generate(asked, accept_after_s=1e-6)]
+            assert isinstance(slow[0], Accepted)
+            assert output([Accepted("r1"), *quick]) == output(slow)
+
+    asyncio.run(scenario())
+
+
 def test_closing_the_generator_cancels_the_request(config: ReplicaConfig, request_for: Build, prompt_of: Build) -> None:
     async def scenario() -> None:
         async with running(config) as service:

@@ -188,7 +188,7 @@ def test_a_stalled_store_delays_nobody_but_who_waits_for_it(
     assert waits.request_id not in results
     while not (results.get(waits.request_id) and results[waits.request_id].finish_reason):
         if not collect_step(engine, results):
-            engine.run_posted(wait=True)
+            engine.wait_for_work()
     assert results[waits.request_id].output == published.output
     assert results[waits.request_id].num_cached_tokens == 0
     assert link.stats()["fetch_misses_timeout"] == 1
@@ -267,7 +267,7 @@ def test_a_queue_does_not_fetch_more_at_once_than_could_run(
     troubled.stalled = False
     while not all(request.request_id in results and results[request.request_id].finish_reason for request in requests):
         if not collect_step(engine, results):
-            engine.run_posted(wait=True)
+            engine.wait_for_work()
     engine.check_integrity()
     for request in requests:
         result = results[request.request_id]
@@ -292,7 +292,7 @@ def test_cancelling_while_fetching_frees_everything(
     engine.check_integrity()
     troubled.stalled = False
     sharing.drain(link)
-    engine.run_posted(wait=True)
+    engine.wait_for_work()
     engine.check_integrity()
     # What arrived was verified, so it is kept for others.
     result = ask(engine)
@@ -347,7 +347,7 @@ def test_a_prefix_that_was_local_when_the_fetch_began_may_go_before_it_ends(
     troubled.stalled = False
     while not (results.get(request.request_id) and results[request.request_id].finish_reason):
         if not collect_step(engine, results):
-            engine.run_posted(wait=True)
+            engine.wait_for_work()
     assert link.stats()["fetch_hits"] == 1
     assert results[request.request_id].num_cached_tokens == 0
     assert results[request.request_id].output == published.output
