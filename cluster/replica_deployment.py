@@ -2,15 +2,17 @@
 
 import dataclasses
 from collections.abc import AsyncGenerator
-from typing import Any, ClassVar
+from typing import Any
 
 from ray import serve
 
 from warmstate.cluster.routing.router import RouteHint
 from warmstate.cluster.routing.serve_client import RoutedReply
+from warmstate.models.checkpoints.loading import Progress
+from warmstate.models.checkpoints.preflight import CheckpointSummary
 from warmstate.replicas.config import ReplicaConfig
 from warmstate.replicas.errors import NotReady
-from warmstate.replicas.executor import InProcessExecutor, LoadExecutor
+from warmstate.replicas.executor import Executor, InProcessExecutor
 from warmstate.replicas.messages import GenerateRequest, Refused
 from warmstate.replicas.service import ReplicaService
 
@@ -21,16 +23,13 @@ _ACCEPT_AFTER_S = 0.1
 class ReplicaDeployment:
     """Loads while it is constructed: Serve routes no request to a replica whose constructor has not returned."""
 
-    load: ClassVar[LoadExecutor] = staticmethod(InProcessExecutor.load)
-    """How the ranks come up; a deployment of another kind of ranks is a subclass."""
-
     # Serve awaits a constructor that is a coroutine.
     async def __init__(self, config: ReplicaConfig, store: Any | None) -> None:  # type: ignore[misc]
         if store is not None:
             url, password = await store.address.remote()
             config = dataclasses.replace(config, store=dataclasses.replace(config.store, url=url, password=password))
         self._replica_id: str = serve.get_replica_context().replica_id.unique_id
-        self._service = ReplicaService(config, self._replica_id, self.load)
+        self._service = ReplicaService(config, self._replica_id, self.load_executor)
         await self._service.start()
 
     async def generate(self, request: GenerateRequest, route: RouteHint) -> AsyncGenerator[RoutedReply, None]:
@@ -47,6 +46,10 @@ class ReplicaDeployment:
                 yield self._replica_id, reply
         finally:
             await replies.aclose()
+
+    def load_executor(self, config: ReplicaConfig, summary: CheckpointSummary, progress: Progress) -> Executor:
+        """Brings up the ranks, blocking; a deployment of another kind of ranks is a subclass."""
+        return InProcessExecutor.load(config, summary, progress)
 
     async def stats(self) -> dict[str, float]:
         return self._service.stats()

@@ -4,7 +4,6 @@ Everything else is the product's: ingress, router, replica, engine thread, sched
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,6 @@ from warmstate.models.backend import (
 from warmstate.models.checkpoints.loading import Progress
 from warmstate.models.checkpoints.preflight import CheckpointSummary
 from warmstate.replicas.config import ReplicaConfig
-from warmstate.replicas.executor import LoadExecutor
 
 TOKEN = 70
 """What the null model always says."""
@@ -93,4 +91,5 @@ class NullExecutor:
 class NullReplica(ReplicaDeployment):
     """A replica deployment over the null model."""
 
-    load: ClassVar[LoadExecutor] = NullExecutor
+    def load_executor(self, config: ReplicaConfig, summary: CheckpointSummary, progress: Progress) -> NullExecutor:
+        return NullExecutor(config, summary, progress)
