@@ -1,6 +1,8 @@
 """Builders and real servers for the tests of the cache store."""
 
 import asyncio
+import contextlib
+import io
 import os
 import shutil
 import socket
@@ -8,7 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import pytest
@@ -205,33 +207,76 @@ def cut_proxy() -> Iterator[Callable[..., CutProxy]]:
         proxy.close()
 
 
+class ScriptedServer:
+    """A server whose script decides about every command: True lets the real server answer, bytes are the answer, None
+    cuts the connection. A script may wait, to stall."""
+
+    def __init__(self, script: Callable[[list[bytes]], bytes | bool | None], port: int | None = None) -> None:
+        self._script = script
+        self._target = None if port is None else ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+        self.port: int = self._listener.getsockname()[1]
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self._threads.append(threading.Thread(target=self._serve, args=(client,), daemon=True))
+            self._threads[-1].start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, ValueError):
+            commands = stack.enter_context(stack.enter_context(client).makefile("rb"))
+            if self._target is not None:
+                server = stack.enter_context(socket.create_connection(self._target))
+                replies = stack.enter_context(server.makefile("rb"))
+            while (raw := _read_message(commands)) and (answer := self._script(_arguments(raw))) is not None:
+                if answer is True:
+                    server.sendall(raw)
+                    answer = _read_message(replies)
+                assert isinstance(answer, bytes), "False is no answer"
+                client.sendall(answer)
+
+
+def _read_message(stream: BinaryIO) -> bytes:
+    """The bytes of one command or reply; nothing at the end."""
+    line = stream.readline()
+    if line[:1] == b"*":
+        return line + b"".join(_read_message(stream) for _ in range(int(line[1:])))
+    has_value = line[:1] == b"$" and line[1:2] != b"-"
+    return line + (stream.read(int(line[1:]) + 2) if has_value else b"")
+
+
+def _arguments(raw: bytes) -> list[bytes]:
+    """The arguments of a command, by the sizes it states."""
+    stream, arguments = io.BytesIO(raw), []
+    for _ in range(int(stream.readline()[1:])):
+        arguments.append(stream.read(int(stream.readline()[1:]) + 2)[:-2])
+    return arguments
+
+
 @pytest.fixture
-def refusing_port() -> Iterator[Callable[[bytes], int]]:
-    """Ports at which every command gets the same reply."""
-    listeners: list[socket.socket] = []
+def scripted_server() -> Iterator[Callable[..., ScriptedServer]]:
+    """Starts servers that follow a script; takes the arguments of `ScriptedServer`."""
+    servers: list[ScriptedServer] = []
 
-    def make(reply: bytes) -> int:
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
-        threading.Thread(target=_refuse_all, args=(listener, reply), daemon=True).start()
-        port: int = listener.getsockname()[1]
-        return port
+    def start(script: Callable[[list[bytes]], bytes | bool | None], port: int | None = None) -> ScriptedServer:
+        servers.append(ScriptedServer(script, port))
+        return servers[-1]
 
-    yield make
-    for listener in listeners:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-
-
-def _refuse_all(listener: socket.socket, reply: bytes) -> None:
-    while True:
-        try:
-            client, _ = listener.accept()
-            with client:
-                while data := client.recv(65536):
-                    client.sendall(reply * data.count(b"*"))
-        except OSError:
-            return
+    yield start
+    for server in servers:
+        server.close()
 
 
 def _random_part(generator: np.random.Generator, spec: PartSpec) -> Part:

@@ -124,14 +124,14 @@ def test_a_dead_server_opens_the_breaker_and_a_new_one_closes_it(
     ids=lambda reply: reply[:9].decode() or "silence",
 )
 def test_a_refusing_server_is_a_miss_and_a_drop(
-    refusing_port: Callable[[bytes], int],
+    scripted_server: Callable[..., Any],
     reply: bytes,
     run: Run,
     make_key: MakeKey,
     make_parts: MakeParts,
     empty_like: EmptyLike,
 ) -> None:
-    store = RedisStore(address_of(refusing_port(reply), "secret"))
+    store = RedisStore(address_of(scripted_server(lambda _: reply).port, "secret"))
     parts = make_parts()
     reasons = run(get_and_put(store, make_key(), parts, empty_like(parts)))
     expected = (MissReason.UNAVAILABLE, DropReason.UNAVAILABLE)
