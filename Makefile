@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 DEMO := .demo-model
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test test-long check bench clean
+.PHONY: setup serve test test-long soak check bench clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,9 @@ test: $(STAMP)
 
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -m long
+
+soak: $(STAMP)
+	PYTHONPATH=.types $(BIN)/python -m warmstate.tests.soak.soak
 
 check: $(STAMP)
 	$(BIN)/ruff check .
