@@ -109,7 +109,7 @@ class PayloadStream:
             self._num_awaited -= 1
         return None if size == -1 else size
 
-    def _parse(self, header: bytes) -> Reply:
+    def _parse(self, header: bytes, is_nested: bool = False) -> Reply:
         match header[:1]:
             case b"-":
                 return _error_of(header)
@@ -117,9 +117,9 @@ class PayloadStream:
                 return header[1:]
             case b":":
                 return _integer(header, b":")
-            case b"*":
+            case b"*" if not is_nested:
                 count = _bounded(_integer(header, b"*"), _MAX_ARRAY)
-                return None if count is None else [self._parse(self._read_line()) for _ in range(count)]
+                return None if count is None else [self._parse(self._read_line(), True) for _ in range(count)]
         size = _bounded(_integer(header, b"$"), MAX_SMALL_BYTES)
         if size is None:
             return None
@@ -240,6 +240,6 @@ def _integer(header: bytes, mark: bytes) -> int:
 
 def _bounded(size: int, limit: int) -> int | None:
     """None for no value. Checked before anything of this size is made."""
-    if size > limit:
+    if not -1 <= size <= limit:
         raise InvalidResponse(f"a reply of size {size}, at most {limit} was awaited")
     return None if size == -1 else size
