@@ -88,6 +88,29 @@ def test_a_hit_refreshes_only_the_checkpoint_that_was_consumed() -> None:
     assert gone(policy.evict(policy.num_bytes - 1), "ck") == [above]
 
 
+def test_a_checkpoint_is_worth_less_once_a_shallower_one_is_there_and_more_once_it_has_gone() -> None:
+    def prepared() -> tuple[EvictionPolicy, tuple[bytes, ...], bytes]:
+        policy, path = EvictionPolicy(), path_of(*blocks("a", 16))
+        put(policy, path)
+        return policy, path, put(policy, path_of(*blocks("b", 6)))
+
+    policy, path, other = prepared()
+    put(policy, path[:15])
+    assert gone(policy.evict(policy.num_bytes - 1), "ck") == [path[-1]]
+    policy, path, other = prepared()
+    put(policy, path[:15])
+    policy.drop(path[14], EvictionReason.PATH_CAP)
+    assert gone(policy.evict(policy.num_bytes - 1), "ck") == [other]
+
+
+def test_what_is_used_starts_anew_from_the_worth_of_what_was_evicted_last() -> None:
+    policy = EvictionPolicy()
+    kept, evicted = put(policy, path_of("kept", "on")), put(policy, path_of("evicted"))
+    assert gone(policy.evict(policy.num_bytes - 1), "ck") == [evicted]
+    policy.touch(kept, now_s=0.0)
+    assert policy.value(policy.find(kept)) == 64 / STATE_BYTES + 2 * 128 / STATE_BYTES  # type: ignore[arg-type]
+
+
 def test_hits_of_long_ago_count_less() -> None:
     policy = EvictionPolicy(half_life_s=10.0)
     key = put(policy, path_of("a"))

@@ -15,6 +15,7 @@ from warmstate.replicas.cache.state_codec import CheckpointNames, Parts, as_part
 KEYS = prefix_keys(list(range(1024)), chain_root())
 OTHER_KEYS = prefix_keys(list(range(1, 1025)), chain_root())
 FORK_KEYS = KEYS[:8] + prefix_keys(list(range(3, 515)), KEYS[7])
+THIRD_KEYS = prefix_keys(list(range(2, 1026)), chain_root())
 SEGMENT_BYTES = 2 * 256 * 2 * 4
 STATE_BYTES = 176
 
@@ -183,6 +184,26 @@ def test_only_the_consumed_checkpoint_is_refreshed_on_a_hit(tier: Make) -> None:
     held.put(OTHER_KEYS, 512)
     assert held.tier.checkpoints_on_path(KEYS) == [(512, "")]
     assert held.tier.checkpoints_on_path(OTHER_KEYS) == [(256, ""), (512, "")]
+
+
+@pytest.mark.parametrize("used", [KEYS, OTHER_KEYS], ids=["first", "second"])
+def test_what_was_resumed_outlives_what_was_not(tier: Make, used: list[bytes]) -> None:
+    held = tier(2, num_states=2)
+    held.put(KEYS, 256)
+    held.put(OTHER_KEYS, 256)
+    assert held.tier.read_checkpoint(used[3], 256) is not None
+    held.put(THIRD_KEYS, 256)
+    assert [held.tier.find(keys, 0) == 256 for keys in (KEYS, OTHER_KEYS)] == [used is KEYS, used is OTHER_KEYS]
+
+
+def test_a_state_with_one_of_its_kv_pages_is_never_restored(tier: Make) -> None:
+    """LMCache 4701: only 1 of N pages was stored, and restores went on with a high hit rate and wrong answers."""
+    held = tier(4)
+    held.put(KEYS, 1024, only={1024})
+    assert held.told == []
+    assert held.tier.read_segments(KEYS, 0, {}) is None
+    assert held.tier.find(KEYS, 0) == 0
+    assert held.tier.stats()["bytes"] == 0
 
 
 def test_the_budget_holds_from_the_reservation_on(tier: Make) -> None:
