@@ -119,6 +119,14 @@ def manifest_bytes(specs: Sequence[PartSpec]) -> int:
     return _ENVELOPE.size + _BODY.size + _COUNT.size + parts + digests + _DIGEST_BYTES
 
 
+def manifest_size(start: bytes) -> int | None:
+    """How long the manifest is that begins with these bytes, by its own word; None when no manifest begins so."""
+    if len(start) < _ENVELOPE.size:
+        return None
+    magic, _, num_rest = _ENVELOPE.unpack_from(start)
+    return _ENVELOPE.size + int(num_rest) if magic == _MAGIC else None
+
+
 def encode_manifest(manifest: Manifest, schema_version: int = SCHEMA_VERSION) -> bytes:
     key = manifest.key
     body = _BODY.pack(

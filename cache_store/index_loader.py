@@ -33,12 +33,21 @@ class Sample(Generic[_Row]):
     unreadable: list[bytes]
 
 
+def iter_checkpoints(client: redis.Redis, names: IndexNames) -> Iterator[tuple[bytes, StoredCheckpoint]]:
+    """The rows one by one, for whoever need not have them all at once; one may come twice."""
+    return _decoded(client, names.checkpoints, decode_checkpoint)
+
+
+def iter_segments(client: redis.Redis, names: IndexNames) -> Iterator[tuple[bytes, StoredSegment]]:
+    return _decoded(client, names.segments, decode_segment)
+
+
 def scan_checkpoints(client: redis.Redis, names: IndexNames) -> dict[bytes, StoredCheckpoint]:
-    return dict(_decoded(client, names.checkpoints, decode_checkpoint))
+    return dict(iter_checkpoints(client, names))
 
 
 def scan_segments(client: redis.Redis, names: IndexNames) -> dict[bytes, StoredSegment]:
-    return dict(_decoded(client, names.segments, decode_segment))
+    return dict(iter_segments(client, names))
 
 
 def scan_numbers(client: redis.Redis, name: str) -> dict[bytes, int]:

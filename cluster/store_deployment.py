@@ -3,12 +3,14 @@
 import asyncio
 import json
 import logging
+from pathlib import Path
 
 from ray import serve
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
 from warmstate.cache_store.embedded import EmbeddedServer
 from warmstate.cache_store.errors import EmbeddedServerError
+from warmstate.cluster.running_store import RunningStore, announce
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,7 @@ class StoreDeployment:
         self._max_memory_bytes = max_memory_bytes
         name = f"warmstate/store/{serve.get_replica_context().app_name}"
         self._server = await asyncio.to_thread(_start, max_memory_bytes, name.encode())
+        self._announced = _announce(self._server)
         self._watch = asyncio.create_task(self._keep_running())
 
     async def address(self) -> tuple[str, str]:
@@ -47,8 +50,19 @@ class StoreDeployment:
 
     async def __del__(self) -> None:
         """Serve awaits this when it takes the deployment down."""
+        if self._announced is not None:
+            self._announced.unlink(missing_ok=True)
         self._watch.cancel()
         await asyncio.to_thread(self._server.stop)
+
+
+def _announce(server: EmbeddedServer) -> Path | None:
+    """For `warmstate cache`; without it that must be told where the store is."""
+    try:
+        return announce(RunningStore(server.url, server.password))
+    except OSError as error:
+        logger.warning("`warmstate cache` will not find this store by itself: %s", error)
+        return None
 
 
 def _start(max_memory_bytes: int, name: bytes) -> EmbeddedServer:

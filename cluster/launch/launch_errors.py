@@ -4,6 +4,7 @@ LaunchError
 ├── ConfigError       a key of the config file or of Serve's `args` is unknown or has an impossible value
 ├── PortInUse         the HTTP port is taken
 ├── MemoryShort       the model, its KV and Ray do not fit the memory that is free
+├── StoreProblem      a store cannot be looked into, or does not have what was asked for
 └── StartFailed       Ray, Serve or a replica did not come up
 """
 
@@ -26,6 +27,10 @@ class PortInUse(LaunchError):
 
 class MemoryShort(LaunchError):
     """What was asked for does not fit the memory that is free."""
+
+
+class StoreProblem(LaunchError):
+    """A store cannot be looked into, or does not have what was asked for."""
 
 
 class StartFailed(LaunchError):
