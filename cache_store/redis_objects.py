@@ -77,12 +77,13 @@ class ObjectReader:
             size = stream.read_into(target)
             if size != chunk.num_bytes:
                 found = "nothing" if size is None else f"{size} bytes"
-                return Miss(MissReason.CORRUPT, f"chunk {chunk.field}: {found} instead of {chunk.num_bytes} bytes")
+                detail = f"chunk {chunk.field}: {found} instead of {chunk.num_bytes} bytes"
+                return Miss(MissReason.CORRUPT, detail, chunk.part)
             following = next(upcoming, None)
             if following is not None:
                 stream.send(*self._chunk_command(following))
             if digest_of(target) != digest:
-                return Miss(MissReason.CORRUPT, f"chunk {chunk.field} does not match its checksum")
+                return Miss(MissReason.CORRUPT, f"chunk {chunk.field} does not match its checksum", chunk.part)
         return None
 
     def _head_command(self) -> tuple[Argument, ...]:

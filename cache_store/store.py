@@ -80,10 +80,12 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Nothing usable. The buffers may hold partial data and must not be used."""
+    """Nothing usable. The buffers may hold partial data and must not be used. `part` is the one that was missing, short
+    or bad, where that is known."""
 
     reason: MissReason
     detail: str = ""
+    part: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from warmstate.replicas.cache.fetcher import Fetcher
 from warmstate.replicas.cache.host_tier import CheckpointListener, HostTier
 from warmstate.replicas.cache.hybrid_cache import HybridCache
 from warmstate.replicas.cache.parking import ParkingArea
+from warmstate.replicas.cache.prefix_analysis import PromptAccount
 from warmstate.replicas.cache.state_codec import CheckpointNames
 from warmstate.replicas.cache.store_link import StoreLink
 from warmstate.replicas.config import CacheConfig, EngineConfig
@@ -60,6 +61,7 @@ class Engine:
         namespace: bytes,
         link: StoreLink | None = None,
         listener: CheckpointListener = lambda key, position, usable: None,
+        account: PromptAccount | None = None,
     ) -> None:
         limits = backend.limits
         self._backend = backend
@@ -71,17 +73,10 @@ class Engine:
         names = CheckpointNames(namespace, backend.shapes.num_head_groups)
         self._metrics = EngineMetrics()
         host = HostTier(backend.shapes, names, cache.host_bytes - cache.parking_bytes, listener)
-        rates = (self._metrics.prefill_rate, cache.fetch_policy, cache.max_in_flight_bytes)
+        parking = ParkingArea(backend, cache.parking_bytes)
+        fetcher = Fetcher(link, backend, self._blocks, host, self._metrics.prefill_rate, cache) if link else None
         self._cache = HybridCache(
-            backend,
-            self._blocks,
-            host,
-            ParkingArea(backend, cache.parking_bytes),
-            names,
-            self.post,
-            link,
-            Fetcher(link, backend, self._blocks, host, *rates) if link else None,
-            enabled=cache.enabled,
+            backend, self._blocks, host, parking, names, self.post, link, fetcher, account, enabled=cache.enabled
         )
         self._scheduler = Scheduler(config.max_batch_tokens, self._blocks, self._slots, self._cache)
         self._sequences: dict[str, sequences.Sequence] = {}
@@ -189,13 +184,14 @@ class Engine:
             if prefix is None:
                 self._backend.reset_slot(admission.slot)
                 continue
-            resident = sequence.num_shared_blocks * BLOCK_TOKENS
+            began, resident = time.perf_counter(), sequence.num_shared_blocks * BLOCK_TOKENS
             for span in prefix.spans:
                 start = max(span.start, resident)
                 if start < span.stop:
                     source = span.kv[:, :, :, start - span.start :].contiguous()
                     self._backend.write_kv(sequence.block_table, start, span.stop, source)
             self._backend.write_state(admission.slot, prefix.state)
+            self._metrics.restored(time.perf_counter() - began)
         return tuple(SlotRestore(a.slot, a.prefix.position if a.prefix else 0) for a in admissions)
 
     def _forward(self, rows: Sequence[ScheduledRow], restores: tuple[SlotRestore, ...]) -> StepOutput:

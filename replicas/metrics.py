@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence as Rows
 
 from warmstate.replicas.cache.estimates import HalfLife, RateEstimate
+from warmstate.replicas.histogram import SECONDS, Histogram
 from warmstate.replicas.messages import FinishReason
 from warmstate.replicas.sequence import Sequence
 
@@ -36,6 +37,7 @@ class EngineMetrics:
         self.prefill_rate = RateEstimate(_PREFILL_HALF_LIFE)
         self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
         self._seconds = 0.0
+        self._restore_seconds = Histogram(SECONDS)
         self._saw_typical_prefill = False
 
     def started(self, sequence: Sequence) -> None:
@@ -60,6 +62,10 @@ class EngineMetrics:
             self._saw_typical_prefill |= is_typical
             self.prefill_rate.put(num_prefilled, seconds, time.monotonic())
 
+    def restored(self, seconds: float) -> None:
+        """A prefix was written into a slot and its blocks."""
+        self._restore_seconds.observe(seconds)
+
     def generated(self, sequence: Sequence) -> None:
         """One token more; the first one stands for the whole prompt."""
         self._counts["generation_tokens"] += 1
@@ -73,4 +79,5 @@ class EngineMetrics:
         rate = self.prefill_rate.find()
         measured = {} if rate is None else {"prefill_tokens_per_s": rate}
         counts = {name: float(count) for name, count in self._counts.items()}
-        return {**counts, "engine_step_seconds": self._seconds, **measured}
+        restores = self._restore_seconds.as_dict("cache_restore_seconds")
+        return {**counts, "engine_step_seconds": self._seconds, **restores, **measured}

@@ -9,6 +9,7 @@ import torch
 
 from warmstate.cache_store.keys import split_keys
 from warmstate.models.backend import BLOCK_TOKENS, SequenceState
+from warmstate.replicas.cache.fetch_miss import FetchMiss
 from warmstate.replicas.cache.fetch_rule import FetchDecision
 from warmstate.replicas.cache.placement import checkpoint_positions
 from warmstate.replicas.messages import CacheSource, FinishReason, GenerateRequest
@@ -70,6 +71,8 @@ class Sequence:
     was_fetched: bool = False
     waited_to_fetch: bool = False
     fetch_decision: FetchDecision | None = None
+    fetch_miss: FetchMiss | None = None
+    num_state: int = 0
     has_started: bool = False
     twin_leader: int | None = None
     finish_reason: FinishReason | None = None

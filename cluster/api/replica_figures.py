@@ -58,6 +58,15 @@ _COUNTERS = {
     "store_follower_failures": "Failed attempts to read events.",
     "store_hits_told": "Hits written to the index.",
     "store_hits_lost": "Hits that could not be written to the index.",
+    "cache_requests_left_out": "Requests that were not accounted for, because too many began at once.",
+    "store_keeper_rounds": "Looks that this replica took after the store.",
+    "store_keeper_failures": "Looks after the store that failed.",
+    "store_keeper_evicted_bytes": "Bytes evicted from the store.",
+    "store_keeper_rows_reconciled": "Rows of the index removed because their objects were gone.",
+    "store_keeper_rows_unreadable": "Rows of the index that could not be read.",
+    "store_keeper_orphans_removed": "Objects removed from the store that no row of the index names.",
+    "store_keeper_namespaces_forgotten": "Namespaces removed from the index because nobody used them.",
+    "store_keeper_lease_lost": "Times that another replica took over looking after the store.",
     "store_snapshots_written": "Snapshots of this replica's tiers written.",
 }
 
@@ -87,11 +96,20 @@ _GAUGES = {
     "store_events_waiting": "Events not told yet.",
     "store_snapshot_age_s": "Seconds since this replica's tiers were last written down.",
     "store_rows_loaded": "Rows of the index read at the last start over.",
+    "store_keeper_used_bytes": "Bytes that the store's server uses.",
+    "store_keeper_budget_bytes": "Bytes that the store's server may use; 0 where it has no limit.",
+    "store_keeper_rows": "Rows of the index.",
+    "store_keeper_index_bytes": "Bytes of objects that the index names.",
+    "store_keeper_lease_held": "1 while this replica looks after the store.",
     "store_replicas_incomplete": "Replicas of which not all events were heard.",
     "store_follower_caught_up": "1 while all events were heard.",
 }
 
 _HISTOGRAMS = {
+    "cache_load_seconds": "Seconds that it took to bring a local or fetched prefix to hand.",
+    "cache_restore_seconds": "Seconds that it took to write a prefix into a slot and its blocks.",
+    "prompt_divergence_lost_tokens": "Tokens of the latest prompt on the same path that a prompt did not go on with.",
+    "prompt_divergence_position_tokens": "Tokens that such a prompt shared; the next block holds the first other one.",
     "store_fetch_seconds": "Seconds that a fetch of a prefix took, hit or miss.",
     "store_publish_seconds": "Seconds that publishing a checkpoint took.",
 }
@@ -99,8 +117,12 @@ _HISTOGRAMS = {
 _LABELLED: Mapping[str, tuple[str, str]] = {
     "restores_*": ("source", "Sequences that began at a prefix, by where it came from."),
     "restored_tokens_*": ("source", "Tokens restored, not computed, by where they came from."),
+    "cache_requests_*": ("result", "Requests by where their prefix came from, or why there was none."),
+    "cache_blocked_tokens_*": ("by", "Prompt tokens that were not resumed, by what a longer hit lacked."),
+    "cache_blocked_requests_*": ("by", "Requests that would have resumed more, by what a longer hit lacked."),
     "host_evictions_*": ("reason", "Objects that went from the host tier, by reason."),
     "store_publish_dropped_*": ("reason", "Checkpoints not published, by reason."),
+    "store_keeper_evictions_*": ("reason", "Objects evicted from the store, by reason."),
     "store_fetch_misses_*": ("reason", "Prefixes whose fetch failed, by reason."),
     "store_fetch_decisions_*": ("reason", "Requests by what decided whether to fetch."),
     "store_misses_*": ("reason", "Objects not read from the store, by reason."),

@@ -60,6 +60,11 @@ class FetchDecision:
     fetch_s: float | None = None
     saved_s: float | None = None
 
+    @property
+    def num_stored(self) -> int:
+        """The deepest position that the store was known to have, beyond what was local."""
+        return max((candidate.position for candidate in self.inputs.candidates), default=0)
+
     def __str__(self) -> str:
         i = self.inputs
         stored = ",".join(f"{c.position}:{c.num_bytes}B" for c in i.candidates) or "none"

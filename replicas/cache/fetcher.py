@@ -8,19 +8,20 @@ from collections.abc import Sequence as Keys
 from warmstate.cache_store.keys import BLOCK_TOKENS, SEGMENT_TOKENS
 from warmstate.models.backend import ModelBackend
 from warmstate.replicas.cache.estimates import RateEstimate
+from warmstate.replicas.cache.fetch_miss import FetchMiss
 from warmstate.replicas.cache.fetch_rule import (
     PROBE_AFTER_S,
     FetchCandidate,
     FetchDecision,
     FetchInputs,
-    FetchPolicy,
     FetchReason,
     decide,
 )
 from warmstate.replicas.cache.host_tier import HostTier
-from warmstate.replicas.cache.prefix_reader import FetchedPrefix, FetchMiss
+from warmstate.replicas.cache.prefix_reader import FetchedPrefix
 from warmstate.replicas.cache.state_codec import floor_to_segment, state_bytes
 from warmstate.replicas.cache.store_link import StoreLink
+from warmstate.replicas.config import CacheConfig
 from warmstate.replicas.kv_blocks import BlockPool
 from warmstate.replicas.sequence import Sequence, SequenceStatus
 
@@ -31,8 +32,8 @@ _MAX_CANDIDATES = 8
 
 
 class Fetcher:
-    """What it holds is bounded by what could run here (slots, KV tokens) and by `max_bytes`, from the start of a fetch
-    until its sequence has begun to run. Who finds no room waits, as long as the rule finds that fetching still pays."""
+    """What it holds, from the start of a fetch until its sequence has begun to run, is bounded by what could run here
+    (slots, KV tokens) and by `max_in_flight_bytes`. Who finds no room waits, as long as fetching still pays."""
 
     def __init__(
         self,
@@ -41,8 +42,7 @@ class Fetcher:
         blocks: BlockPool,
         host: HostTier,
         prefill: RateEstimate,
-        policy: FetchPolicy,
-        max_bytes: int,
+        config: CacheConfig,
     ) -> None:
         self._link = link
         self._backend = backend
@@ -50,8 +50,8 @@ class Fetcher:
         self._blocks = blocks
         self._host = host
         self._prefill = prefill
-        self._policy: FetchPolicy = policy
-        self._max_bytes = max_bytes
+        self._policy = config.fetch_policy
+        self._max_bytes = config.max_in_flight_bytes
         self._clock = link.clock
         self._held: dict[Sequence, FetchCandidate] = {}
         self._in_flight: set[Sequence] = set()

@@ -4,6 +4,7 @@ A prefix is usable where its KV, its recurrent and its conv state are all there,
 device blocks or lies in the host tier; states lie in the host tier; the shared store holds both.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Keys
@@ -11,12 +12,15 @@ from dataclasses import replace
 
 from warmstate.cache_store.keys import BLOCK_TOKENS, SEGMENT_TOKENS
 from warmstate.models.backend import ModelBackend, SequenceState
+from warmstate.replicas.cache.blockers import PathFacts
+from warmstate.replicas.cache.fetch_miss import FetchMiss
 from warmstate.replicas.cache.fetcher import Fetcher
 from warmstate.replicas.cache.host_tier import HostTier
 from warmstate.replicas.cache.keeper import CheckpointKeeper
 from warmstate.replicas.cache.parking import ParkingArea
 from warmstate.replicas.cache.placement import last_usable_boundary
-from warmstate.replicas.cache.prefix_reader import FetchedPrefix, FetchMiss
+from warmstate.replicas.cache.prefix_analysis import PrefixAnalysis, PromptAccount, StartedPrompt
+from warmstate.replicas.cache.prefix_reader import FetchedPrefix
 from warmstate.replicas.cache.state_codec import (
     CheckpointBuffers,
     CheckpointNames,
@@ -25,6 +29,7 @@ from warmstate.replicas.cache.state_codec import (
 )
 from warmstate.replicas.cache.store_link import StoreLink
 from warmstate.replicas.cache.twins import PendingPrefixes
+from warmstate.replicas.histogram import SECONDS, Histogram
 from warmstate.replicas.kv_blocks import BlockPool
 from warmstate.replicas.messages import CacheSource
 from warmstate.replicas.scheduler import PrefixMatch
@@ -53,6 +58,7 @@ class HybridCache:
         post: Post,
         link: StoreLink | None = None,
         fetcher: Fetcher | None = None,
+        account: PromptAccount | None = None,
         *,
         enabled: bool = True,
     ) -> None:
@@ -66,6 +72,8 @@ class HybridCache:
         self._link = link
         self._keeper = CheckpointKeeper(backend, host, names, link)
         self._fetcher = fetcher
+        self._account = account or PrefixAnalysis()
+        self._load_seconds = Histogram(SECONDS)
         self._enabled = enabled
         self._pending = PendingPrefixes()
         self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
@@ -79,6 +87,9 @@ class HybridCache:
             return PrefixMatch(0)
         keys = sequence.prefix_keys[: last_usable_boundary(sequence.num_tokens) // BLOCK_TOKENS]
         num_resident = self._blocks.count_resident(keys)
+        # Before `find` drops a state whose KV has gone.
+        states = self._host.checkpoints_on_path(keys)
+        sequence.num_state = max(sequence.num_state, *(position for position, _ in states), 0)
         position = self._host.find(keys, num_resident)
         if sequence.fetched is not None:
             position = max(position, sequence.fetched.position)
@@ -97,7 +108,7 @@ class HybridCache:
         if parked is not None:
             self._counts["restores_parked"] += 1
             return parked
-        start = match.num_resident_blocks * BLOCK_TOKENS
+        began, start = time.perf_counter(), match.num_resident_blocks * BLOCK_TOKENS
         keys = sequence.prefix_keys[: match.position // BLOCK_TOKENS]
         fetched, sequence.fetched = sequence.fetched, None
         if self._fetcher is not None:
@@ -107,6 +118,7 @@ class HybridCache:
         else:
             loaded = self._load_local(keys, start)
         if loaded is not None:
+            self._load_seconds.observe(time.perf_counter() - began)
             self._counts[f"restores_{loaded.source}"] += 1
             self._counts[f"restored_tokens_{loaded.source}"] += match.position
         return loaded
@@ -119,6 +131,8 @@ class HybridCache:
         """A sequence runs for the first time, from what was found for it."""
         if self._fetcher is not None:
             self._fetcher.started(sequence)
+        if self._enabled:
+            self._account.put(self._started_prompt(sequence))
 
     def forget(self, sequence: Sequence) -> None:
         """Lets go of everything kept for a sequence that has ended."""
@@ -146,11 +160,12 @@ class HybridCache:
     def stats(self) -> dict[str, float]:
         """Counters since the start, and what the host tier and the parking area hold now."""
         host = {f"host_{name}": value for name, value in self._host.stats().items()}
+        told = {**self._account.stats(), **self._load_seconds.as_dict("cache_load_seconds")}
         kept = {"checkpoints_kept": float(self._keeper.num_kept)}
         sources = [source.stats() for source in (self._link, self._fetcher) if source is not None]
         link = {f"store_{name}": value for figures in sources for name, value in figures.items()}
         counts = {name: float(count) for name, count in self._counts.items()}
-        return {**counts, **kept, **host, **self._parking.stats(), **link}
+        return {**counts, **told, **kept, **host, **self._parking.stats(), **link}
 
     def _must_wait(self, sequence: Sequence, keys: Keys[bytes], position: int) -> bool:
         """Waits for a twin that will make a prefix usable beyond `position`, or fetches where that is sooner."""
@@ -174,12 +189,32 @@ class HybridCache:
             )
         return True
 
+    def _started_prompt(self, sequence: Sequence) -> StartedPrompt:
+        """What is known of the path of a sequence that begins to run."""
+        limit = last_usable_boundary(sequence.num_prompt_tokens)
+        keys = sequence.prefix_keys[: limit // BLOCK_TOKENS]
+        num_resident = self._blocks.count_resident(keys)
+        missing = self._host.missing_segments(keys, num_resident, limit)
+        num_hosted = missing[0] - SEGMENT_TOKENS if missing else floor_to_segment(limit)
+        facts = PathFacts(
+            limit=len(keys) * BLOCK_TOKENS,
+            num_cached=sequence.num_cached_tokens or 0,
+            num_kv=max(num_resident * BLOCK_TOKENS, num_hosted),
+            num_state=sequence.num_state,
+            num_stored=sequence.fetch_decision.num_stored if sequence.fetch_decision else 0,
+            fetch_miss=sequence.fetch_miss,
+        )
+        return StartedPrompt(
+            sequence.request.chain_root, keys, sequence.request.token_ids, sequence.cache_source, facts
+        )
+
     def _take_fetched(self, sequence: Sequence, outcome: FetchedPrefix | FetchMiss) -> None:
         """Ends the wait of a sequence, which may have been cancelled meanwhile."""
         assert self._fetcher is not None, "a fetch needs a store"
         self._fetcher.ended(sequence)
         self._pending.withdraw(sequence)
         fetched = outcome if isinstance(outcome, FetchedPrefix) else None
+        sequence.fetch_miss = outcome if isinstance(outcome, FetchMiss) else None
         if fetched is not None:
             self._put_fetched(sequence.prefix_keys[: fetched.position // BLOCK_TOKENS], fetched)
         if sequence.status is not SequenceStatus.FETCHING:

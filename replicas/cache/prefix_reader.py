@@ -14,6 +14,7 @@ from warmstate.cache_store.keys import BLOCK_TOKENS, ObjectKey
 from warmstate.cache_store.store import CheckpointStore, Hit, Miss, MissReason
 from warmstate.models.backend import StateShapes
 from warmstate.replicas.cache.estimates import HalfLife, TransferEstimate
+from warmstate.replicas.cache.fetch_miss import FetchMiss
 from warmstate.replicas.cache.known_objects import KnownObjects
 from warmstate.replicas.cache.single_flight import SingleFlight
 from warmstate.replicas.cache.state_codec import CheckpointBuffers, CheckpointNames, Parts, as_part, new_segment
@@ -39,15 +40,6 @@ class FetchedPrefix:
     position: int
     buffers: CheckpointBuffers
     segments: dict[int, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class FetchMiss:
-    """Why a prefix did not come; `key` is the object that was missing, short or bad, None when it was not an object."""
-
-    reason: MissReason
-    key: ObjectKey | None = None
-    part: str | None = None
 
 
 class PrefixReader:
@@ -167,7 +159,7 @@ class PrefixReader:
         if miss.reason not in _ABOUT_THE_OBJECT:
             return FetchMiss(miss.reason)
         self._known.remove(key)
-        return FetchMiss(miss.reason, key)
+        return FetchMiss(miss.reason, key, miss.part)
 
     def _count(self, outcome: FetchedPrefix | FetchMiss, seconds: float) -> None:
         self._counts[f"fetch_misses_{outcome.reason}" if isinstance(outcome, FetchMiss) else "fetch_hits"] += 1

@@ -11,6 +11,7 @@ from warmstate.cache_store.prefix_index import PrefixIndex
 from warmstate.cache_store.redis_client import StoreAddress
 from warmstate.cache_store.redis_store import RedisStore
 from warmstate.cache_store.store_keeper import StoreKeeper
+from warmstate.replicas.cache.other_namespaces import OtherNamespaces
 from warmstate.replicas.cache.state_codec import CheckpointNames
 from warmstate.replicas.cache.store_directory import EventDirectory
 from warmstate.replicas.cache.store_link import StoreLink
@@ -83,6 +84,7 @@ class SharedStore:
         self.directory = EventDirectory(prefixes, self._log, epoch, config.ttl_s)
         self.link = StoreLink(self._store, self.directory, names, loop, _fetch_timeout(payload), max_in_flight_bytes)
         self._follower = EventFollower(index, names.namespace, prefixes, on_reset=self.link.forget_stored)
+        self.elsewhere = OtherNamespaces(index, names.namespace)
         self._keeper = StoreKeeper(index, payload, replica_id, config.keeper)
 
     async def catch_up(self) -> None:
@@ -97,6 +99,7 @@ class SharedStore:
     async def close(self) -> None:
         """Gives what is being published a moment to end, and lets go of the server."""
         await self.link.close(_DRAIN_TIMEOUT_S)
+        self.elsewhere.close()
         await asyncio.to_thread(self._keeper.close)
         await asyncio.to_thread(self._log.close)
         await asyncio.to_thread(self._follower.close)

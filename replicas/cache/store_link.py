@@ -18,8 +18,9 @@ from warmstate.cache_store.keys import BLOCK_TOKENS, ObjectKey
 from warmstate.cache_store.store import CheckpointStore, Dropped, DropReason, Exists, MissReason, Stored
 from warmstate.models.backend import StateShapes
 from warmstate.replicas.cache.estimates import TransferRate
+from warmstate.replicas.cache.fetch_miss import FetchMiss
 from warmstate.replicas.cache.known_objects import KnownObjects
-from warmstate.replicas.cache.prefix_reader import FetchedPrefix, FetchMiss, PrefixReader
+from warmstate.replicas.cache.prefix_reader import FetchedPrefix, PrefixReader
 from warmstate.replicas.cache.single_flight import SingleFlight
 from warmstate.replicas.cache.state_codec import CheckpointNames, Parts
 from warmstate.replicas.histogram import SECONDS, Histogram

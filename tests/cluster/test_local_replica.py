@@ -34,7 +34,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def _api(checkpoint: Path) -> AsyncIterator[httpx.AsyncClient]:
     engine = EngineConfig(max_model_len=2048, max_batch_tokens=256, max_sequences=4, kv_tokens=8192)
-    config = ReplicaConfig(checkpoint, torch.float32, True, 1, engine, CacheConfig(host_bytes=64 << 20))
+    config = ReplicaConfig(
+        checkpoint, torch.float32, True, 1, engine, CacheConfig(host_bytes=64 << 20, fetch_policy="always")
+    )
     replica = ReplicaService(config, "only")
     card = read_model_card(checkpoint, "demo", engine.max_model_len)
     service = ChatService.from_checkpoint(LocalReplica(replica, "only"), card, checkpoint, b"secret")

@@ -63,11 +63,12 @@ class Server:
         headers = {} if replica_id is None else {REPLICA_HEADER: replica_id}
         return self.http.post("/v1/completions", json=body, headers=headers)
 
-    def metric(self, name: str, replica_id: str | None = None) -> float:
-        """The sum of a metric over all replicas, or its value at one."""
+    def metric(self, name: str, replica_id: str | None = None, reason: str | None = None) -> float:
+        """The sum of a metric over all replicas and reasons, or its value at one."""
         text = self.http.get("/metrics").text
         lines = re.findall(rf"^(?:vllm:|warmstate:){re.escape(name)}(?:_total)?(\{{.*\}})? (\S+)$", text, re.MULTILINE)
-        return sum(float(value) for labels, value in lines if replica_id is None or f'"{replica_id}"' in labels)
+        wanted = [f'"{value}"' for value in (replica_id, reason) if value is not None]
+        return sum(float(value) for labels, value in lines if all(label in labels for label in wanted))
 
     def settled_metric(self, name: str, replica_id: str | None = None) -> float:
         """The same, once it has stood still for longer than the second between two reports of a replica."""
@@ -120,7 +121,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Shared by all tests; one that kills a replica leaves it to the next to wait for its successor."""
-    running = Server(tmp_path_factory.mktemp("server") / "log", str(checkpoint), "--replicas", "2")
+    folder = tmp_path_factory.mktemp("server")
+    config = folder / "config.yaml"
+    # So small a model is computed faster than fetched when the machine is busy with other things.
+    config.write_text("cache: {fetch_policy: always}")
+    running = Server(folder / "log", str(checkpoint), "--replicas", "2", "--config", str(config))
     try:
         running.wait_until_ready(2)
         yield running

@@ -108,5 +108,5 @@ def tokens(server: Any, prompt: list[int], replica_id: str | None = None) -> lis
 def store_failures(server: Any) -> float:
     kinds = ("misses", "dropped")
     reasons = ("unavailable", "timeout", "breaker_open")
-    counts: list[float] = [server.metric(f"store_{kind}_{reason}") for kind in kinds for reason in reasons]
+    counts: list[float] = [server.metric(f"store_{kind}", reason=reason) for kind in kinds for reason in reasons]
     return sum(counts)

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -338,13 +338,15 @@ def torch_backend(demo_model: QwenHybrid) -> Callable[..., TorchBackend]:
 
 @pytest.fixture(scope="session")
 def engine_over() -> Callable[..., Engine]:
-    """An engine over a backend; `options` are fields of `EngineConfig`, or `link`, `cache`, `namespace`, ..."""
+    """An engine over a backend; `options` are fields of `EngineConfig`, or `link`, `cache`, `fetch_policy`, ..."""
 
     def build(backend: ModelBackend, **options: Any) -> Engine:
         names = ("max_batch_tokens", "max_sequences", "max_queue")
         sizes = {name: options.pop(name) for name in names if name in options}
         config = EngineConfig(max_model_len=backend.limits.max_model_len, **sizes)
         cache = options.pop("cache", CacheConfig(host_bytes=64 << 20))
+        # Measured times are no part of most tests: what is stored must be fetched on a busy machine, too.
+        cache = replace(cache, fetch_policy=options.pop("fetch_policy", "always"))
         eos = options.pop("eos_token_ids", frozenset[int]())
         return Engine(backend, config, cache, eos, options.pop("namespace", NAMESPACE), **options)
 

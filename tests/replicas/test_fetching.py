@@ -76,10 +76,11 @@ def replica(
 ) -> Callable[..., tuple[Any, Any]]:
     """A new replica and its link; `cache` are fields of `CacheConfig`."""
 
-    def build(num_slots: int = 4, **cache: Any) -> tuple[Any, Any]:
+    def build(num_slots: int = 4, fetch_policy: str = "auto", **cache: Any) -> tuple[Any, Any]:
         backend = fake_backend(num_slots=num_slots, num_blocks=150)
         link = sharing.link(backend, store, clock=clock, timeout_s=60)
-        return engine_over(backend, link=link, cache=CacheConfig(**{"host_bytes": 1 << 23, **cache})), link
+        config = CacheConfig(**{"host_bytes": 1 << 23, **cache})
+        return engine_over(backend, link=link, cache=config, fetch_policy=fetch_policy), link
 
     return build
 

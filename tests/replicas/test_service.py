@@ -33,7 +33,7 @@ def server() -> Iterator[EmbeddedServer]:
 @pytest.fixture
 def config(demo_path: Path) -> ReplicaConfig:
     engine = EngineConfig(max_model_len=2048, max_batch_tokens=256, max_sequences=4, max_queue=8, kv_tokens=4096)
-    return ReplicaConfig(demo_path, torch.float32, True, 1, engine, CacheConfig(32 << 20))
+    return ReplicaConfig(demo_path, torch.float32, True, 1, engine, CacheConfig(32 << 20, fetch_policy="always"))
 
 
 def with_store(config: ReplicaConfig, server: EmbeddedServer, **options: Any) -> ReplicaConfig:

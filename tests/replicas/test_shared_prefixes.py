@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -262,8 +263,16 @@ def test_a_queue_does_not_fetch_more_at_once_than_could_run(
         engine.add(request)
     results: dict[str, Any] = {}
     assert not collect_step(engine, results)
-    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), sharing.loop).result()
-    assert len({key.prefix for key in troubled.gets if key.kind == "ck"}) == num_fetches
+
+    async def asked() -> int:
+        deadline = time.monotonic() + 10
+        while len({key.prefix for key in troubled.gets}) < num_fetches and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        # Nobody else asks, however long it is waited for.
+        await asyncio.sleep(0.05)
+        return len({key.prefix for key in troubled.gets})
+
+    assert asyncio.run_coroutine_threadsafe(asked(), sharing.loop).result() == num_fetches
     troubled.stalled = False
     while not all(request.request_id in results and results[request.request_id].finish_reason for request in requests):
         if not collect_step(engine, results):

@@ -1,0 +1,38 @@
+"""Owns the thread on which prompts are accounted for, so that no step waits for it. Knows not what is counted."""
+
+import queue
+import threading
+
+from warmstate.replicas.cache.prefix_analysis import PromptAccount, StartedPrompt
+
+_MAX_WAITING = 1000
+
+
+class AnalysisThread:
+    """Hands prompts on to `account`, in order; beyond a bound they are left out, counted."""
+
+    def __init__(self, account: PromptAccount) -> None:
+        self._account = account
+        self._queue: queue.SimpleQueue[StartedPrompt | None] = queue.SimpleQueue()
+        self._num_left_out = 0
+        self._thread = threading.Thread(target=self._run, name="warmstate-analysis", daemon=True)
+        self._thread.start()
+
+    def put(self, prompt: StartedPrompt) -> None:
+        """Never waits."""
+        if self._queue.qsize() >= _MAX_WAITING:
+            self._num_left_out += 1
+        else:
+            self._queue.put(prompt)
+
+    def stats(self) -> dict[str, float]:
+        return {**self._account.stats(), "cache_requests_left_out": float(self._num_left_out)}
+
+    def close(self) -> None:
+        """Ends the thread once everything that waits is accounted for."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (prompt := self._queue.get()) is not None:
+            self._account.put(prompt)

@@ -1,0 +1,15 @@
+"""Owns the word for a prefix that was asked of the store and did not come."""
+
+from dataclasses import dataclass
+
+from warmstate.cache_store.keys import ObjectKey
+from warmstate.cache_store.store import MissReason
+
+
+@dataclass(frozen=True, slots=True)
+class FetchMiss:
+    """Why a prefix did not come; `key` is the object that was missing, short or bad, None when it was not an object."""
+
+    reason: MissReason
+    key: ObjectKey | None = None
+    part: str | None = None
