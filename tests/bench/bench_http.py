@@ -80,7 +80,7 @@ class Target:
         """What the engines of the replicas have spent in steps so far, by their own count."""
         # Replicas report once a second.
         time.sleep(2.5)
-        pattern = r"^warmstate:engine_step_seconds\{.*\} (\S+)$"
+        pattern = r"^warmstate:engine_step_seconds_total\{.*\} (\S+)$"
         return sum(float(value) for value in re.findall(pattern, self._client.get("/metrics").text, re.MULTILINE))
 
 
