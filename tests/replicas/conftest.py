@@ -300,12 +300,21 @@ def collect_step() -> Callable[..., bool]:
     return collect
 
 
+async def _end_tasks() -> None:
+    """Ends what a test left under way."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @pytest.fixture
 def sharing() -> Iterator[Sharing]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     yield Sharing(loop)
+    asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result(timeout=30)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

@@ -126,7 +126,7 @@ def wait_for_reads(sharing: Any) -> None:
 def finish(engine: Any, collect_step: Build, requests: list[Any], results: dict[str, Any]) -> list[Any]:
     while not all(request.request_id in results and results[request.request_id].finish_reason for request in requests):
         if not collect_step(engine, results):
-            engine.run_posted(wait=True)
+            engine.wait_for_work()
     engine.check_integrity()
     return [results[request.request_id] for request in requests]
 
