@@ -53,9 +53,9 @@ def tensor_tensor(engine: str, dst: NkiTensor, data1: NkiTensor, data2: NkiTenso
     return two_inputs(engine, data1.num_free / (constants.VECTOR_FAST_TENSOR if fast else 1))
 
 
-def matmul(stationary: NkiTensor, moving: NkiTensor, onezero: bool) -> Busy:
+def matmul(stationary: NkiTensor, moving: NkiTensor, onezero: bool, double: bool) -> Busy:
     """The slower of streaming the moving tile and loading the next stationary tile in the background."""
-    columns = moving.num_free if moving.ndim < 3 else moving.shape[-1]
+    columns = moving.num_free / (2 if double else 1)
     factor: float = constants.FLOAT32_MATMUL_FACTOR if moving.dtype == "float32" else 1
     if onezero and moving.dtype == "float32":
         factor /= constants.FLOAT32_ONEZERO_SPEEDUP

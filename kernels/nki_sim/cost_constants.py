@@ -31,9 +31,6 @@ FLOAT32_ONEZERO_SPEEDUP = 2
 FLOAT32_TRANSPOSE_FACTOR = 2
 """TRN2, transpose: the transpose mode makes float32 transposes 2 times faster."""
 
-FP8_DOUBLE_ROW_SPEEDUP = 1
-"""TRN2, double FP8: the same time for twice the contraction."""
-
 TENSOR_LATENCY_CYCLES = 64
 """ASSUMED: what a dependent waits after a matmul; the array's own fill, TRN1 MM_INIT_LATENCY."""
 

@@ -40,6 +40,16 @@ def installed() -> Iterator[None]:
                 sys.modules[name] = module
 
 
+@contextmanager
+def real_or_simulated() -> Iterator[None]:
+    """Within this block `import nki` gives the real one where it is installed, else the simulator."""
+    if has_real_nki():
+        yield
+        return
+    with installed():
+        yield
+
+
 class _SimulatedModule(ModuleType):
     """Marks the stand-ins."""
 

@@ -50,7 +50,7 @@ def nc_matmul(
     if accumulates:
         product = apply(np.add, dst.read().reshape(product.shape), product)
     _write_by_matmul(dst, product)
-    busy = cost.matmul(stationary, moving, is_stationary_onezero or is_moving_onezero)
+    busy = cost.matmul(stationary, moving, is_stationary_onezero or is_moving_onezero, double)
     issue("tensor", "nc_matmul", busy, (stationary, moving, dst) if accumulates else (stationary, moving), (dst,))
 
 

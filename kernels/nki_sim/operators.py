@@ -50,7 +50,9 @@ def _softplus(x: Array) -> Array:
 
 
 def _gelu_tanh(x: Array) -> Array:
-    return (0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))).astype(np.float32)
+    inner = 0.7978845608028654 * (x + 0.044715 * x**3)
+    result: Array = (0.5 * x * (1 + np.tanh(inner))).astype(np.float32)
+    return result
 
 
 def _compare(name: str, function: Callable[[Array, Array], Array]) -> Operator:
