@@ -131,6 +131,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24, choices=range(4, 25, 4))
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
+    # A `timeout` must not leave the server behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     rng = random.Random(0)
     print(f"Qwen3.5-0.8B dense shape, bfloat16, {arguments.layers} of 24 layers; medians of {arguments.rounds} rounds")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Owns what processes hold over time: resident memory and file descriptors, by process."""
+"""Owns what processes hold over time: resident memory, file descriptors, and the budgets that replicas keep."""
 
 import statistics
 import threading
@@ -36,6 +36,7 @@ class Ledger:
     """Samples every process of the server every `period_s` while its context is open."""
 
     def __init__(self, server: SoakedServer, period_s: float) -> None:
+        self.over_budget: list[str] = []
         self._server = server
         self._period_s = period_s
         self._pages: dict[psutil.Process, Page] = {}
@@ -64,6 +65,7 @@ class Ledger:
             self._num_rounds += 1
             for process in self._server.processes():
                 self._sample(process)
+            self._check_budgets()
             self._stop.wait(max(0.0, started + self._period_s - time.monotonic()))
 
     def _sample(self, process: psutil.Process) -> None:
@@ -74,3 +76,10 @@ class Ledger:
         page = self._pages.setdefault(process, Page(title_of(process)))
         page.rss_bytes.append(rss_bytes)
         page.num_fds.append(num_fds)
+
+    def _check_budgets(self) -> None:
+        figures = self._server.figures()
+        for tier in ("host", "device_kv", "device_state"):
+            used, budget = figures.get(f"{tier}_bytes", 0.0), figures.get(f"{tier}_budget_bytes", 0.0)
+            if used > budget:
+                self.over_budget.append(f"{tier} tiers hold {used:.0f} bytes of {budget:.0f}")

@@ -82,6 +82,7 @@ def running(config: Mapping[str, Any], directory: Path) -> Iterator[SoakedServer
         server.stop()
     finally:
         process.terminate()
+        process.wait(60)
 
 
 def title_of(process: psutil.Process) -> str:
