@@ -71,7 +71,7 @@ class Engine:
         self.context_limit = min(config.max_model_len, limits.max_model_len, self._blocks.capacity * BLOCK_TOKENS)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         names = CheckpointNames(namespace, backend.shapes.num_head_groups)
-        self._metrics = EngineMetrics()
+        self._metrics = EngineMetrics(has_store=link is not None)
         host = HostTier(backend.shapes, names, cache.host_bytes - cache.parking_bytes, listener)
         parking = ParkingArea(backend, cache.parking_bytes)
         fetcher = Fetcher(link, backend, self._blocks, host, self._metrics.prefill_rate, cache) if link else None

@@ -33,7 +33,8 @@ _TYPICAL_PREFILL = 128
 class EngineMetrics:
     """Counters since the start; the engine thread writes, and `as_dict` is called there too."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_store: bool = False) -> None:
+        self._has_store = has_store
         self.prefill_rate = RateEstimate(_PREFILL_HALF_LIFE)
         self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTERS, 0))
         self._seconds = 0.0
@@ -46,7 +47,7 @@ class EngineMetrics:
         from_store = sequence.cache_source == "store"
         self._counts["prefix_cache_queries"] += sequence.num_prompt_tokens
         self._counts["prefix_cache_hits"] += 0 if from_store else cached
-        if sequence.was_fetched:
+        if self._has_store:
             self._counts["external_prefix_cache_queries"] += sequence.num_prompt_tokens
             self._counts["external_prefix_cache_hits"] += cached if from_store else 0
 

@@ -165,7 +165,7 @@ def test_health_is_good_once_one_replica_is_ready(http: httpx.Client, replica: A
 
 
 def test_metrics_count_tokens_and_add_the_replicas_own(serve: Callable[..., str], replica: Any) -> None:
-    figures = {"num_requests_running": 2.0, "prefix_cache_hits": 7.0, "host_stored": 5.0, "prompt_tokens": 9.0}
+    figures = {"num_requests_running": 2.0, "prefix_cache_hits": 7.0, "host_hits": 5.0, "prompt_tokens": 9.0}
     replica.script = lambda _: replica.saying("Hi", cached=3)
     with httpx.Client(base_url=serve(replica_stats=lambda: {"r1": figures})) as client:
         before = _series(client.get("/metrics").text)
@@ -181,7 +181,7 @@ def test_metrics_count_tokens_and_add_the_replicas_own(serve: Callable[..., str]
         assert grown[f'vllm:{name}_count{{model_name="demo"}}'] >= 1
     assert after['vllm:num_requests_running{model_name="demo",replica="r1"}'] == 2
     assert after['vllm:prefix_cache_hits_total{model_name="demo",replica="r1"}'] == 7
-    assert after['warmstate:host_stored_total{model_name="demo",replica="r1"}'] == 5
+    assert after['warmstate:host_hits_total{model_name="demo",replica="r1"}'] == 5
     assert "_created" not in text
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(families) == len(set(families)), "a family is announced twice, which Prometheus refuses"
