@@ -46,7 +46,7 @@ def new_sequence() -> EngineSequence:
     tokens = np.frombuffer(os.urandom(4 * (BLOCK_TOKENS + 1)), dtype=np.uint32).astype(np.int32) & 0xFFFF
     root = chain_root()
     keys = b"".join(prefix_keys(tokens.astype(np.uint32), root))
-    return EngineSequence(GenerateRequest("bench", tokens, SamplingParams(), root, keys), 0, 4096)
+    return EngineSequence(GenerateRequest("bench", tokens, SamplingParams(max_tokens=1), root, keys), 0, 4096)
 
 
 def timed(work: Callable[[], object]) -> float:
