@@ -80,4 +80,9 @@ class CheckpointKeeper:
 
 
 def _all_finite(*tensors: torch.Tensor | None) -> bool:
-    return all(tensor is None or bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    return all(tensor is None or _is_finite(tensor) for tensor in tensors)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    # Summing costs less than a copy, looking at every element ten times as much; large finite terms may overflow a sum.
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -1,0 +1,40 @@
+"""What the keeper lets through: finite states, however large; never one with a NaN or an infinity anywhere."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from warmstate.models.backend import SequenceState
+from warmstate.replicas.cache.host_tier import HostTier
+from warmstate.replicas.cache.keeper import CheckpointKeeper
+from warmstate.replicas.cache.state_codec import CheckpointNames
+from warmstate.replicas.sequence import Sequence
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize("value", [LARGEST, -LARGEST, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("part", ["rec", "conv"])
+@pytest.mark.parametrize("others", [0.0, 3e38])
+def test_only_finite_states_are_kept(
+    fake_backend: Callable[..., Any],
+    request_for: Callable[..., Any],
+    prompt_of: Callable[..., Any],
+    value: float,
+    part: str,
+    others: float,
+) -> None:
+    backend = fake_backend()
+    shapes = backend.shapes
+    names = CheckpointNames(bytes(32), shapes.num_head_groups)
+    keeper = CheckpointKeeper(backend, HostTier(shapes, names, 1 << 20, lambda *_: None), names, None)
+    sequence = Sequence(request_for(prompt_of(257)), 0, 1024)
+    rec, conv = torch.full(shapes.rec_shape(), others), torch.full(shapes.conv_shape(), others, dtype=shapes.dtype)
+    (rec if part == "rec" else conv).view(-1)[-1] = value
+    sequence.block_table = [1, 2, 3, 4]
+    backend.write_kv([1, 2, 3, 4], 0, 256, torch.zeros(shapes.kv_shape(256), dtype=shapes.dtype))
+    kept = keeper.keep(sequence, SequenceState(256, rec, conv), sequence.prefix_keys[3])
+    assert kept == math.isfinite(value)
