@@ -50,9 +50,13 @@ def scan_segments(client: redis.Redis, names: IndexNames) -> dict[bytes, StoredS
     return dict(iter_segments(client, names))
 
 
-def scan_numbers(client: redis.Redis, name: str) -> dict[bytes, int]:
+def iter_numbers(client: redis.Redis, name: str) -> Iterator[tuple[bytes, int]]:
     """A hash of prefix key -> number: `IndexNames.hits` or `.uses`."""
-    return {key: int(value) for key, value in _scan(client, name) if len(key) == KEY_BYTES and value.isdigit()}
+    return ((key, int(value)) for key, value in _scan(client, name) if len(key) == KEY_BYTES and value.isdigit())
+
+
+def scan_numbers(client: redis.Redis, name: str) -> dict[bytes, int]:
+    return dict(iter_numbers(client, name))
 
 
 def sample_checkpoints(client: redis.Redis, names: IndexNames, count: int) -> Sample[StoredCheckpoint]:
@@ -63,11 +67,14 @@ def sample_segments(client: redis.Redis, names: IndexNames, count: int) -> Sampl
     return _sample(client, names.segments, count, decode_segment)
 
 
+def find_checkpoints(client: redis.Redis, names: IndexNames, keys: Sequence[bytes]) -> dict[bytes, StoredCheckpoint]:
+    """The rows of these checkpoints, as far as there are any."""
+    return _find(client, names.checkpoints, keys, decode_checkpoint)
+
+
 def find_segments(client: redis.Redis, names: IndexNames, keys: Sequence[bytes]) -> dict[bytes, StoredSegment]:
     """The rows of these segments, as far as there are any."""
-    values = cast(list[bytes | None], client.hmget(names.segments, list(keys))) if keys else []
-    rows = {key: decode_segment(key, value) for key, value in zip(keys, values, strict=True) if value is not None}
-    return {key: row for key, row in rows.items() if row is not None}
+    return _find(client, names.segments, keys, decode_segment)
 
 
 def read_snapshots(client: redis.Redis, names: IndexNames) -> tuple[dict[str, Snapshot], set[str]]:
@@ -100,6 +107,14 @@ def _decoded(
         row = decode(key, value)
         if row is not None:
             yield key, row
+
+
+def _find(
+    client: redis.Redis, name: str, keys: Sequence[bytes], decode: Callable[[bytes, bytes], _Row | None]
+) -> dict[bytes, _Row]:
+    values = cast(list[bytes | None], client.hmget(name, list(keys))) if keys else []
+    rows = {key: decode(key, value) for key, value in zip(keys, values, strict=True) if value is not None}
+    return {key: row for key, row in rows.items() if row is not None}
 
 
 def _sample(client: redis.Redis, name: str, count: int, decode: Callable[[bytes, bytes], _Row | None]) -> Sample[_Row]:

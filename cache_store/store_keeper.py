@@ -21,6 +21,7 @@ from warmstate.cache_store.lease import LEASE_TTL_MS, EvictionLease
 from warmstate.cache_store.names import IndexNames, ObjectName, checkpoint_names, replica_row_name, segment_name
 from warmstate.cache_store.orphans import OrphanSearch
 from warmstate.cache_store.redis_client import StoreAddress, open_client
+from warmstate.cache_store.renewal import Renewal
 from warmstate.cache_store.store_ledger import load_ledger, plan
 
 KEEPER_PERIOD_S = 5.0
@@ -33,6 +34,7 @@ _COUNTERS = (
     "failures",
     *(f"evictions_{reason}" for reason in EvictionReason),
     "evicted_bytes",
+    "checkpoints_renewed",
     "rows_reconciled",
     "rows_unreadable",
     "orphans_removed",
@@ -73,6 +75,7 @@ class StoreKeeper:
         self._lease = EvictionLease(self._index, candidate, lease_ttl_ms)
         self._editor = IndexEditor(self._lease, candidate)
         self._orphans = OrphanSearch(self._index, self._payload)
+        self._renewal = Renewal(self._index, self._payload)
         self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
         self._gauges: dict[str, float] = dict.fromkeys(("used_bytes", "budget_bytes", "rows", "index_bytes"), 0.0)
         self._closing = threading.Event()
@@ -117,6 +120,7 @@ class StoreKeeper:
         if is_full and not is_freeing:
             self._evict(names.values())
         for each in names.values():
+            self._counts["checkpoints_renewed"] += self._renewal.renew(each)
             self._reconcile(each)
             self._forget_dead_replicas(each)
         self._remove_objects(self._orphans.find(), "orphans_removed")

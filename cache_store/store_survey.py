@@ -14,13 +14,16 @@ from typing import Any, Literal, TypeVar, cast
 import redis
 
 from warmstate.cache_store.index_loader import (
+    find_checkpoints as find_rows,
+)
+from warmstate.cache_store.index_loader import (
     find_segments,
     iter_checkpoints,
     iter_segments,
     read_namespaces,
     scan_numbers,
 )
-from warmstate.cache_store.index_rows import StoredCheckpoint, decode_checkpoint
+from warmstate.cache_store.index_rows import StoredCheckpoint
 from warmstate.cache_store.keys import SEGMENT_TOKENS
 from warmstate.cache_store.names import (
     LEASE,
@@ -169,7 +172,7 @@ def find_checkpoints(index: redis.Redis, shorts: Iterable[str], key_start: str) 
 def needed_objects(index: redis.Redis, entry: CheckpointEntry) -> list[ObjectName]:
     """All objects that a checkpoint consists of, its KV segments shallowest first; as far as rows tell."""
     names, key = IndexNames(entry.namespace), bytes.fromhex(entry.key)
-    row = _find_row(index, names, key)
+    row = find_rows(index, names, [key]).get(key)
     if row is None:
         return []
     segments: list[bytes] = []
@@ -203,11 +206,6 @@ def flush_namespace(index: redis.Redis, payload: redis.Redis, short: str) -> int
 def _count_replicas(index: redis.Redis, names: IndexNames) -> int:
     members = cast(set[bytes], index.smembers(names.replicas))
     return sum(bool(index.exists(replica_row_name(member.decode()))) for member in members)
-
-
-def _find_row(index: redis.Redis, names: IndexNames, key: bytes) -> StoredCheckpoint | None:
-    value = cast(bytes | None, index.hget(names.checkpoints, key))
-    return decode_checkpoint(key, value) if value is not None else None
 
 
 def _entries(index: redis.Redis, names: IndexNames) -> Iterator[CheckpointEntry]:

@@ -159,7 +159,8 @@ def _inspect(options: argparse.Namespace, index: redis.Redis, payload: redis.Red
     reports = [check_object(payload, name) for name in needed_objects(index, entry)]
     show = report.inspect_json if options.json else report.inspect_text
     print(show(entry, reports))
-    return int(any(each.problems for each in reports))
+    is_short = len(reports) < entry.num_groups + report.num_segments(entry)
+    return int(is_short or any(each.problems for each in reports))
 
 
 def _flush(options: argparse.Namespace, index: redis.Redis, payload: redis.Redis) -> int:

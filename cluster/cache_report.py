@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from warmstate.cache_store.keys import SEGMENT_TOKENS
 from warmstate.cache_store.object_check import ObjectReport
 from warmstate.cache_store.store_survey import CheckpointEntry, NamespaceSummary, ServerSummary
 
@@ -95,13 +96,24 @@ def inspect_text(entry: CheckpointEntry, reports: Sequence[ObjectReport]) -> str
         ttl = "does not expire" if report.ttl_s is None else f"ttl {_age(report.ttl_s)}"
         lines.append(f"{report.name}\n  {_size(report.num_bytes)}, {ttl}, epoch {report.epoch}: {parts or 'nothing'}")
         lines += [f"  WRONG: {problem}" for problem in report.problems]
+    num_kv = sum(report.name.endswith(":kv") for report in reports)
+    if num_kv < num_segments(entry):
+        lines.append(f"WRONG: the index knows {num_kv} of its {num_segments(entry)} KV segments")
     num_wrong = sum(bool(report.problems) for report in reports)
-    lines.append(f"{num_wrong} of {len(reports)} objects are not whole" if num_wrong else "every byte is as written")
+    if num_wrong or num_kv < num_segments(entry):
+        lines.append(f"{num_wrong} of {len(reports)} objects are not whole")
+    else:
+        lines.append("every byte is as written")
     return "\n".join(lines)
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, indent=2)
+
+
+def num_segments(entry: CheckpointEntry) -> int:
+    """How many KV segments a checkpoint needs."""
+    return entry.position // SEGMENT_TOKENS
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

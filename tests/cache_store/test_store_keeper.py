@@ -184,7 +184,7 @@ def test_kv_stays_while_a_checkpoint_needs_it_and_goes_with_the_last(
         shelf.log.count_hit(deep)
     eventually(lambda: shelf.log.stats()["hits_told"] == 100)
     shelf.told()
-    keep(budget_bytes=int(shelf.used_share(1)) - 1_500_000, high_water=0.99, low_water=0.9)
+    keep(budget_bytes=int(shelf.used_share(1)) - 1_000_000, high_water=0.99, low_water=0.9)
     eventually(lambda: not shelf.is_whole(other))
     needed = {shelf.key("abc", stop) for stop in (256, 512, 768)}
     assert shelf.rows() == {deep}
@@ -288,6 +288,24 @@ def test_a_namespace_that_nobody_speaks_for_is_cleared_away(
     assert not client.exists(*dead.names.all())
     assert client.hkeys(NAMESPACES) == [living.names.short.encode()]
     assert len(living.rows()) == 1
+
+
+def test_what_is_used_lives_on_with_the_kv_it_needs_and_nothing_else_does(
+    shelf: Shelf, keep: Keep, eventually: Eventually
+) -> None:
+    shallow, deep, other = shelf.put("ab", 320), shelf.put("abc", 832, parent=320), shelf.put("xyz", 832)
+    shelf.told()
+    names = [name.decode() for name in shelf.client.scan_iter(match="ws:{*.*.*}:*")]
+    for name in names:
+        shelf.client.pexpire(name, 100_000)
+    shelf.log.count_hit(deep)
+    keeper = keep()
+    eventually(lambda: keeper.stats()["checkpoints_renewed"] == 1)
+    eventually(lambda: keeper.stats()["rounds"] > 2)
+    renewed = {name for name in names if shelf.client.pttl(name) > 3_000_000}
+    segments = [segment_name(shelf.names, shelf.key("abc", stop)) for stop in (256, 512, 768)]
+    assert renewed == {*checkpoint_names(shelf.names, deep, NUM_GROUPS), *segments}
+    assert {shallow, deep, other} == shelf.rows()
 
 
 def test_dead_replicas_are_taken_off_the_list(shelf: Shelf, keep: Keep, eventually: Eventually) -> None:

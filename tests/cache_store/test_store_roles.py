@@ -1,4 +1,4 @@
-"""The two ACL roles: all that replicas and routers do works under theirs, and nothing else does; on every server."""
+"""The ACL roles: all that replicas, routers and operators do works under theirs, nothing else does; on every server."""
 
 import secrets
 import shutil
@@ -15,15 +15,26 @@ from warmstate.cache_store.embedded import EmbeddedServer
 from warmstate.cache_store.event_follower import EventFollower
 from warmstate.cache_store.event_log import EventLog
 from warmstate.cache_store.events import PrefixEvent
-from warmstate.cache_store.index_rows import StoredCheckpoint
+from warmstate.cache_store.index_rows import StoredCheckpoint, StoredSegment
 from warmstate.cache_store.keys import ObjectKey
-from warmstate.cache_store.names import REPLICA_IDS, object_name
+from warmstate.cache_store.names import REPLICA_IDS, object_name, short_namespace
+from warmstate.cache_store.object_check import check_object
 from warmstate.cache_store.prefix_index import PrefixIndex
 from warmstate.cache_store.redis_client import StoreAddress
 from warmstate.cache_store.redis_store import RedisStore
 from warmstate.cache_store.replica_rows import ReplicaRow, ReplicaRows
 from warmstate.cache_store.store import Dropped, DropReason, Exists, Hit, Miss, MissReason, Part, Stored
 from warmstate.cache_store.store_keeper import KeeperLimits, StoreKeeper
+from warmstate.cache_store.store_survey import (
+    find_checkpoints,
+    find_lease,
+    find_namespaces,
+    flush_namespace,
+    list_checkpoints,
+    needed_objects,
+    summarise_namespace,
+    summarise_server,
+)
 
 Connect = Callable[[StoreAddress], redis.Redis]
 Run = Callable[[Awaitable[Any]], Any]
@@ -33,7 +44,7 @@ EmptyLike = Callable[[dict[str, Part]], dict[str, Part]]
 Eventually = Callable[[Callable[[], bool]], None]
 
 ACL_FILE = Path(__file__).resolve().parents[2] / "cache_store" / "acl" / "warmstate.acl"
-ROLES = {"replica": "warmstate-replica", "router": "warmstate-router"}
+ROLES = {"replica": "warmstate-replica", "router": "warmstate-router", "operator": "warmstate-operator"}
 
 
 def acl_lines() -> list[str]:
@@ -47,7 +58,7 @@ def admin(each_server: EmbeddedServer, connect: Connect) -> redis.Redis:
 
 @pytest.fixture
 def roles(each_server: EmbeddedServer, admin: redis.Redis) -> Iterator[dict[str, StoreAddress]]:
-    """The addresses of both roles, which log in with passwords of their own."""
+    """The addresses of all roles, which log in with passwords of their own."""
     found = {}
     for line in acl_lines():
         _, user, *rules = line.split()
@@ -134,6 +145,33 @@ def test_replicas_and_routers_may_do_all_that_they_do_with_the_index(
     assert denied(admin) == []
 
 
+def test_an_operator_may_look_into_a_store_and_empty_a_namespace(
+    roles: dict[str, StoreAddress], admin: redis.Redis, connect: Connect, run: Run, make_parts: MakeParts
+) -> None:
+    """All that `warmstate cache` does."""
+    namespace, prefix, client = secrets.token_bytes(32), secrets.token_bytes(32), connect(roles["operator"])
+    short = short_namespace(namespace)
+    store, log = RedisStore(roles["replica"]), EventLog(roles["replica"], namespace, "a", epoch=1)
+    for key in (ObjectKey("ck", namespace, prefix, 320), ObjectKey("kv", namespace, prefix, 256)):
+        assert isinstance(run(store.put(key, make_parts())), Stored)
+    segments = {prefix: StoredSegment(256, 10, None, 0, 60, 1)}
+    log.append(
+        PrefixEvent("add", prefix, 320, "store"), StoredCheckpoint(320, 1, 10, 0, None, prefix, 0, 60, 1), segments
+    )
+    log.close()
+    run(store.close())
+    assert short in find_namespaces(client)
+    assert find_lease(client) is None
+    assert summarise_server(client, "store").keys > 0
+    assert summarise_namespace(client, short).checkpoints == 1
+    (entry,) = list_checkpoints(client, client, [short], "age", 5)
+    assert find_checkpoints(client, [short], prefix.hex())[0].key == entry.key
+    reports = [check_object(client, name) for name in needed_objects(client, entry)]
+    assert [report.problems for report in reports] == [[], []]
+    assert flush_namespace(client, client, short) == 2
+    assert denied(admin) == []
+
+
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize(
     "command",
@@ -207,7 +245,7 @@ def test_a_server_starts_with_the_file(binary: str, tmp_path: Path, eventually: 
 
 
 def test_as_shipped_nobody_can_log_in() -> None:
-    assert [line.split()[2:4] for line in acl_lines()] == [["off", "resetpass"]] * 2
+    assert [line.split()[2:4] for line in acl_lines()] == [["off", "resetpass"]] * len(ROLES)
 
 
 def test_the_roles_name_their_commands_one_by_one() -> None:

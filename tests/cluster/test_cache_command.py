@@ -192,6 +192,18 @@ def test_inspect_says_what_is_wrong(
     assert "1 of 3 objects are not whole" in out
 
 
+def test_inspect_says_when_the_index_has_lost_its_way_to_the_kv(filled: Filled, cache: Command) -> None:
+    key = filled.put(1)
+    client = open_client(filled.index.address, 1)
+    names = index_names(NAMESPACE)
+    row = StoredCheckpoint(640, 2, 80_000, 0, None, bytes([1, 1]) * 16, CREATED_MS, 600, 7)
+    client.hset(names.checkpoints, key, row.encode())
+    client.close()
+    code, out, _ = cache("inspect", "01")
+    assert code == 1
+    assert "WRONG: the index knows 1 of its 2 KV segments" in out
+
+
 def test_a_key_that_is_unknown_or_ambiguous_is_told(filled: Filled, cache: Command) -> None:
     filled.put(1)
     filled.put(1, OTHER_NAMESPACE)
