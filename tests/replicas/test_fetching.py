@@ -132,7 +132,14 @@ def finish(engine: Any, collect_step: Build, requests: list[Any], results: dict[
 
 
 def test_a_slow_store_is_tried_once_then_avoided_and_probed_when_the_measurement_is_old(
-    replica: Build, ask: Build, prompts: list[Any], expected: list[Any], store: MeasuredStore, clock: Clock
+    replica: Build,
+    ask: Build,
+    request_for: Build,
+    collect_step: Build,
+    prompts: list[Any],
+    expected: list[Any],
+    store: MeasuredStore,
+    clock: Clock,
 ) -> None:
     engine, link = replica()
     store.read_s = 1000.0
@@ -142,8 +149,14 @@ def test_a_slow_store_is_tried_once_then_avoided_and_probed_when_the_measurement
     assert (second.num_cached_tokens, second.output) == (0, expected[1].output)
     assert reasons(engine) == {"unmeasured": 1, "computes_sooner": 1}
     clock.now_s += 31
-    store.read_s = 0.0
-    probe, beside = ask(engine, prompts[2], prompts[3])
+    store.read_s, store.stalled = 0.0, True
+    requests = [request_for(prompt) for prompt in prompts[2:4]]
+    for request in requests:
+        engine.add(request)
+    results: dict[str, Any] = {}
+    assert collect_step(engine, results), "the one that does not probe runs"
+    store.stalled = False
+    probe, beside = finish(engine, collect_step, requests, results)
     assert (probe.num_cached_tokens, beside.num_cached_tokens) == (576, 0)
     assert reasons(engine) == {"unmeasured": 1, "computes_sooner": 2, "probe": 1}
     assert [probe.output, beside.output] == [expected[2].output, expected[3].output]
@@ -356,6 +369,21 @@ def test_what_was_fetched_counts_until_its_sequence_runs_or_ends(
     assert engine.stats()["store_fetch_held_bytes"] == 0
     engine.cancel(running.request_id)
     engine.check_integrity()
+
+
+def test_a_sequence_that_runs_no_longer_holds_what_was_fetched_for_it(
+    replica: Build, request_for: Build, collect_step: Build, prompts: list[Any], expected: list[Any], sharing: Any
+) -> None:
+    engine, link = replica()
+    request = request_for(prompts[0], max_tokens=16)
+    engine.add(request)
+    assert engine.step() is None
+    sharing.drain(link)
+    results: dict[str, Any] = {}
+    assert collect_step(engine, results)
+    assert engine.stats()["num_requests_running"] == 1
+    assert engine.stats()["store_fetch_held_bytes"] == 0
+    finish(engine, collect_step, [request], results)
 
 
 def test_two_checkpoints_under_way_send_their_common_kv_once(
