@@ -44,15 +44,21 @@ class IndexEditor:
         self._next_seq: Counter[tuple[str, int]] = Counter()
 
     def remove(self, names: IndexNames, rows: RowsOf) -> None:
-        """Removes rows, with all that is counted of them, and tells followers."""
+        """Removes rows, with all that is counted of them, and tells followers.
+
+        A full server takes no entries: then followers find out when they use what is gone.
+        """
         epoch = self._lease.token
         first_seq = self._next_seq[names.short, epoch]
         entries = [
             EventEntry(self._writer, epoch, seq, PrefixEvent("remove", key, row.position, "store"))
             for seq, (key, row) in enumerate(rows.checkpoints.items(), start=first_seq)
         ]
-        self._lease.change(names, lambda pipeline: _queue_removal(pipeline, names, rows, entries))
-        self._next_seq[names.short, epoch] += len(entries)
+        try:
+            self._lease.change(names, lambda pipeline: _queue_removal(pipeline, names, rows, entries))
+            self._next_seq[names.short, epoch] += len(entries)
+        except redis.exceptions.OutOfMemoryError:
+            self._lease.change_when_full(names, lambda pipeline: _queue_removal(pipeline, names, rows, []))
 
     def remove_unreadable(self, names: IndexNames, checkpoints: Sequence[bytes], segments: Sequence[bytes]) -> None:
         """Removes fields that hold no row; nobody has ever taken them for one, so nobody is told."""

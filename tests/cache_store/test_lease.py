@@ -93,6 +93,22 @@ def test_a_holder_that_slept_past_its_lease_changes_nothing(
     assert client.hget(names.checkpoints, b"k") == b"3"
 
 
+def test_on_a_full_server_too_an_earlier_holder_changes_nothing(
+    candidate: Candidate, client: redis.Redis, names: IndexNames
+) -> None:
+    asleep, awake = candidate("a", clock=lambda: 0.0), candidate("b")
+    assert asleep.hold()
+    asleep.claim(names)
+    client.hset(names.checkpoints, mapping={b"k": b"1", b"l": b"1"})
+    asleep.change_when_full(names, lambda pipeline: pipeline.hdel(names.checkpoints, b"l"))
+    expire(client)
+    assert awake.hold()
+    awake.claim(names)
+    with pytest.raises(LeaseLost):
+        asleep.change_when_full(names, lambda pipeline: pipeline.hdel(names.checkpoints, b"k"))
+    assert client.hgetall(names.checkpoints) == {b"k": b"1"}
+
+
 def test_a_fence_that_moves_while_a_change_is_under_way_undoes_it(
     candidate: Candidate, client: redis.Redis, names: IndexNames
 ) -> None:

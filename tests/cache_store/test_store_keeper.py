@@ -175,6 +175,28 @@ def test_what_is_worth_least_goes_before_the_server_must_evict(
     follower.close()
 
 
+def test_a_store_that_became_full_between_two_looks_is_emptied_all_the_same(
+    server: EmbeddedServer, shelf: Shelf, keep: Keep, eventually: Eventually
+) -> None:
+    """Without any policy a full server refuses all writes, those of the index too."""
+    keeper = keep()
+    for letter in "abcdefghij":
+        shelf.put(letter, 320)
+    shelf.told()
+    eventually(lambda: keeper.stats()["rounds"] > 2)
+    shelf.client.config_set("maxmemory-policy", "noeviction")
+    budget = int(shelf.used_share(1)) - 1_000_000
+    shelf.client.config_set("maxmemory", budget)
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        shelf.client.set("x", b"x")
+    eventually(lambda: shelf.used_share(budget) < 0.82)
+    assert 0 < len(shelf.rows()) < 10
+    shelf.client.set("x", b"x")
+    key = shelf.put("z", 320)
+    shelf.told()
+    assert key in shelf.rows()
+
+
 def test_kv_stays_while_a_checkpoint_needs_it_and_goes_with_the_last(
     shelf: Shelf, keep: Keep, eventually: Eventually
 ) -> None:
