@@ -56,14 +56,14 @@ def gdn_prefill(
         g, beta [B, Hv, S] float32: log decay (<= 0, at least -25 counts) and write strength. With `a_log` and `dt_bias`
             [Hv] float32 they are the raw projections: g = -exp(a_log) softplus(g + dt_bias), beta = sigmoid(beta).
         planes [4, 128, 128] float32, pair_masks [4, 128, 64] uint8: `gdn_constants.planes()` and `.pair_masks()`.
-        initial_state [B, Hv, dk, dv] float32: the state before the first token; zero if None.
+        initial_state [B, dk, Hv, dv] float32: the state before the first token; zero if None.
         valid_len [B, 1] int32: tokens from there on change no state; their inputs must be finite. All S if None.
         gate [B, Hv, S, dv], norm_weight [dv] float32: o = rms_norm(o) * norm_weight * silu(gate), if given.
         scale: factor of q. checkpoint_chunks: a state is written every so many chunks; none if 0.
         l2_norm: q and k are normalised here, x / sqrt(sum x^2 + eps); else they come normalised.
 
-    Returns out [B, Hv, S, dv] of query's dtype, the final state [B, Hv, dk, dv] float32, and, where N > 0, checkpoints
-    [B, Hv, N, dk, dv] float32: the states after 128 * checkpoint_chunks * (n + 1) tokens.
+    Returns out [B, Hv, S, dv] of query's dtype, the final state [B, dk, Hv, dv] float32, and, where N > 0, checkpoints
+    [B, N, dk, Hv, dv] float32: the states after 128 * checkpoint_chunks * (n + 1) tokens.
 
     Pseudocode, per lane and chunk, with G = exp(cumsum(g)), L = strictly lower:
         A = beta * (k k^T) * (G_r / G_s) on L;  X = (I + A)^-1;  W = scale * (q k^T) * (G_r / G_s) on L and the diagonal
@@ -85,10 +85,10 @@ def gdn_prefill(
     num_chunks = (length + CHUNK - 1) // CHUNK
     num_checkpoints = length // (CHUNK * checkpoint_chunks) if checkpoint_chunks else 0
     out = nl.ndarray((num_sequences, v_heads, length, v_dim), dtype, buffer=nl.shared_hbm)
-    final = nl.ndarray((num_sequences, v_heads, k_dim, v_dim), nl.float32, buffer=nl.shared_hbm)
+    final = nl.ndarray((num_sequences, k_dim, v_heads, v_dim), nl.float32, buffer=nl.shared_hbm)
     checkpoints = None
     if num_checkpoints:
-        shape = (num_sequences, v_heads, num_checkpoints, k_dim, v_dim)
+        shape = (num_sequences, num_checkpoints, k_dim, v_heads, v_dim)
         checkpoints = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm)
     constants = load_constants(planes, pair_masks, dtype, norm_weight, v_dim)
 
@@ -102,7 +102,7 @@ def gdn_prefill(
         if initial_state is None:
             nisa.memset(state, 0.0)
         else:
-            nisa.dma_copy(state, initial_state[sequence, v_head])
+            nisa.dma_copy(state, initial_state[sequence, :, v_head])
         head.start(state, dtype)
         solved: list[Chunk] = []
         for base in range(0, num_chunks + group_chunks, group_chunks):
@@ -123,7 +123,7 @@ def gdn_prefill(
             for chunk in group:
                 close_inverse(chunk, dtype)
             solved = group
-        nisa.dma_copy(final[sequence, v_head], head.state)
+        nisa.dma_copy(final[sequence, :, v_head], head.state)
     return (out, final) if checkpoints is None else (out, final, checkpoints)
 
 
@@ -135,4 +135,4 @@ def _advance(
     boundary = chunk.index + 1
     if checkpoints is None or boundary % checkpoint_chunks or boundary * CHUNK > head.length:
         return
-    nisa.dma_copy(checkpoints[head.sequence, head.v_head, boundary // checkpoint_chunks - 1], head.state)
+    nisa.dma_copy(checkpoints[head.sequence, boundary // checkpoint_chunks - 1, :, head.v_head], head.state)

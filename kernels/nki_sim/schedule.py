@@ -71,10 +71,11 @@ def _makespan_us(trace: Trace, rule: int) -> float:
     memory: dict[int, _Times] = defaultdict(_Times)
     end = 0.0
     for instruction in trace.instructions:
-        start = max(free[instruction.engine], _ready(instruction, memory))
+        start = _ready(instruction, memory)
         if instruction.issue_engine is not None:
             start = max(start, free[instruction.issue_engine]) + instruction.issue_ns
             free[instruction.issue_engine] = start
+        start = max(start, free[instruction.engine])
         finish = start + instruction.busy_ns[rule]
         free[instruction.engine] = finish
         visible = finish + instruction.latency_ns

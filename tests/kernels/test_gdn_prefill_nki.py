@@ -69,9 +69,10 @@ def prefill(nki: Any) -> Prefill:
     planes, pair_masks = gdn_constants.planes(), gdn_constants.pair_masks()
 
     def run(x: Inputs, **keywords: Any) -> Any:
-        keywords.setdefault("initial_state", x.state)
+        keywords.setdefault("initial_state", x.state.transpose(1, 2).contiguous())
         keywords.setdefault("scale", x.q.shape[-1] ** -0.5)
-        return kernel(x.q, x.k, x.v, x.g, x.beta, planes, pair_masks, **keywords)
+        out, final, *checkpoints = kernel(x.q, x.k, x.v, x.g, x.beta, planes, pair_masks, **keywords)
+        return (out, final.transpose(1, 2), *(c.permute(0, 3, 1, 2, 4) for c in checkpoints))
 
     return run
 
