@@ -43,6 +43,7 @@ bench: $(STAMP)
 	$(BIN)/python tests/bench/bench_store.py
 	$(BIN)/python tests/bench/bench_ttft.py --lengths 2048 8192
 	$(BIN)/python tests/bench/bench_publish.py
+	$(BIN)/python tests/bench/bench_host_tier.py
 
 clean:
 	rm -rf $(VENV) $(DEMO) build dist *.egg-info

@@ -12,7 +12,7 @@ prefill that grows with the square of the length is left out.
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from warmstate.cache_store.eviction_rows import CheckpointRow, Evicted, EvictionReason
@@ -65,14 +65,22 @@ class EvictionPolicy:
 
     def put_segment(self, key: bytes, num_bytes: int) -> None:
         """A KV segment has come; checkpoints that only lacked it are whole now."""
-        node = self._tree.find(key)
-        if node is None or not node.needs_kv:
-            self.num_bytes += num_bytes - self._loose_kv.get(key, 0)
-            self._loose_kv[key] = num_bytes
-            return
-        self.num_bytes += num_bytes - (node.kv_bytes or 0)
-        node.kv_bytes = num_bytes
-        self._check_below(node)
+        self.put_segments((key,), num_bytes)
+
+    def put_segments(self, keys: Sequence[bytes], num_bytes: int) -> None:
+        """Segments of `num_bytes` each have come, all of one path, the shallowest first."""
+        shallowest: PathNode | None = None
+        for key in keys:
+            node = self._tree.find(key)
+            if node is None or not node.needs_kv:
+                self.num_bytes += num_bytes - self._loose_kv.get(key, 0)
+                self._loose_kv[key] = num_bytes
+                continue
+            self.num_bytes += num_bytes - (node.kv_bytes or 0)
+            node.kv_bytes = num_bytes
+            shallowest = shallowest or node
+        if shallowest is not None:
+            self._check_below(shallowest)
 
     def reserve(self, row: CheckpointRow) -> None:
         """Counts a checkpoint that is about to come; until `commit` or `drop` nothing of its path goes.

@@ -156,9 +156,8 @@ class HostTier:
         for key, parts in (*missing, *groups.items()):
             outcome = self._store.give_now(key, parts)
             assert not isinstance(outcome, Dropped), "the room was reserved"
-        for key, _ in missing:
-            self._segments[key.prefix] = key
-            self._policy.put_segment(key.prefix, self._segment_bytes)
+        self._segments.update((key.prefix, key) for key, _ in missing)
+        self._policy.put_segments([key.prefix for key, _ in missing], self._segment_bytes)
         self._policy.commit(room.prefix_key)
 
     def give_up(self, room: Room) -> None:
