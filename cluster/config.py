@@ -66,6 +66,8 @@ class CacheSection(Section):
     fetch_policy: Literal["auto", "always", "never"] = "auto"
     max_in_flight_bytes: Annotated[ByteSize, Field(ge=1 << 20)] = ByteSize(512 << 20)
     parking_fraction: float = Field(default=0.25, ge=0, lt=1)
+    max_checkpoints_per_path: int = Field(default=8, ge=1)
+    session_ttl_s: int = Field(default=1800, ge=1)
 
 
 class StoreSection(Section):

@@ -138,12 +138,17 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class BackendLimits:
-    """What the engine may use: live sequences, KV blocks (block 0 is never handed out), longest sequence."""
+    """What the engine may use: live sequences, KV blocks (block 0 is never handed out), longest sequence.
+
+    `max_prefill_splits` is how many states within one prompt a backend should be asked for, where each costs a call of
+    its own; None where they cost nothing.
+    """
 
     num_slots: int
     num_blocks: int
     max_model_len: int
     vocab_size: int
+    max_prefill_splits: int | None = None
 
 
 class ModelBackend(Protocol):

@@ -23,13 +23,16 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """Budgets of the hybrid prefix cache of one replica. `host_bytes` is the whole: parking is a fraction of it."""
+    """Budgets of the hybrid prefix cache of one replica. `host_bytes` is the whole: parking is a fraction of it.
+    `session_ttl_s` is how long the store is asked to hold the end of an answer, which only its own session can use."""
 
     host_bytes: int = 2 << 30
     enabled: bool = True
     fetch_policy: FetchPolicy = "auto"
     max_in_flight_bytes: int = 512 << 20
     parking_fraction: float = 0.25
+    max_checkpoints_per_path: int = 8
+    session_ttl_s: int = 1800
 
     @property
     def parking_bytes(self) -> int:

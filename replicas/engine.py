@@ -24,13 +24,16 @@ from warmstate.replicas.cache.prefix_analysis import PromptAccount
 from warmstate.replicas.cache.state_codec import CheckpointNames
 from warmstate.replicas.cache.store_link import StoreLink
 from warmstate.replicas.config import CacheConfig, EngineConfig
-from warmstate.replicas.errors import InvalidRequest, PromptTooLong
 from warmstate.replicas.kv_blocks import BlockPool
 from warmstate.replicas.messages import FinishReason, GenerateRequest, TokenDelta
 from warmstate.replicas.metrics import EngineMetrics
+from warmstate.replicas.request_checks import check_request
+from warmstate.replicas.restore import restore_prefix
 from warmstate.replicas.sampler import SampledToken, SamplerRow, finite_rows, sample
 from warmstate.replicas.scheduler import Admission, ScheduledRow, Scheduler
 from warmstate.replicas.slots import SlotPool
+
+_NOT_FINITE = "the model gave a NaN or infinite state for this request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,7 @@ class Engine:
         host = HostTier(backend.shapes, names, cache.host_bytes - cache.parking_bytes, listener)
         parking = ParkingArea(backend, cache.parking_bytes)
         fetcher = Fetcher(link, backend, self._blocks, host, self._metrics.prefill_rate, cache) if link else None
-        self._cache = HybridCache(
-            backend, self._blocks, host, parking, names, self.post, link, fetcher, account, enabled=cache.enabled
-        )
+        self._cache = HybridCache(backend, self._blocks, host, parking, names, self.post, cache, link, fetcher, account)
         self._scheduler = Scheduler(config.max_batch_tokens, self._blocks, self._slots, self._cache)
         self._sequences: dict[str, sequences.Sequence] = {}
         self._arrivals = itertools.count()
@@ -90,17 +91,7 @@ class Engine:
 
     def check(self, request: GenerateRequest) -> None:
         """Raises `InvalidRequest` or `PromptTooLong` for a prompt that cannot be served."""
-        num_tokens = len(request.token_ids)
-        vocab_size = self._backend.limits.vocab_size
-        if num_tokens + 1 > self.context_limit:
-            raise PromptTooLong(
-                f"the prompt has {num_tokens} tokens, and at least one more must fit into the context of "
-                f"{self.context_limit}"
-            )
-        if num_tokens == 0:
-            raise InvalidRequest("the prompt is empty")
-        if request.token_ids.min() < 0 or request.token_ids.max() >= vocab_size:
-            raise InvalidRequest(f"the prompt has a token id outside the vocabulary of {vocab_size}")
+        check_request(request, self.context_limit, self._backend.limits.vocab_size)
 
     def post(self, work: Callable[[], None]) -> None:
         """Hands work to the engine's thread; from any thread."""
@@ -125,6 +116,7 @@ class Engine:
         assert request.request_id not in self._sequences, f"request id {request.request_id} is in use"
         sequence = sequences.Sequence(request, next(self._arrivals), self.context_limit)
         self._sequences[request.request_id] = sequence
+        self._cache.meet(sequence)
         self._scheduler.put(sequence)
 
     def cancel(self, request_id: str) -> None:
@@ -184,13 +176,8 @@ class Engine:
             if prefix is None:
                 self._backend.reset_slot(admission.slot)
                 continue
-            began, resident = time.perf_counter(), sequence.num_shared_blocks * BLOCK_TOKENS
-            for span in prefix.spans:
-                start = max(span.start, resident)
-                if start < span.stop:
-                    source = span.kv[:, :, :, start - span.start :].contiguous()
-                    self._backend.write_kv(sequence.block_table, start, span.stop, source)
-            self._backend.write_state(admission.slot, prefix.state)
+            began = time.perf_counter()
+            restore_prefix(self._backend, sequence, admission.slot, prefix)
             self._metrics.restored(time.perf_counter() - began)
         return tuple(SlotRestore(a.slot, a.prefix.position if a.prefix else 0) for a in admissions)
 
@@ -233,7 +220,7 @@ class Engine:
             if index in outcome.failures:
                 continue
             if not all(self._cache.keep(sequence, state) for state in states):
-                outcome.failures[index] = "the model gave a NaN or infinite state for this request"
+                outcome.failures[index] = _NOT_FINITE
                 continue
             while (key := sequence.find_next_block_key()) is not None:
                 self._blocks.put_key(sequence.block_table[sequence.num_keyed_blocks], key)
@@ -264,6 +251,8 @@ class Engine:
         is_first = sequence.num_generated == 1
         reason = self._finish_reason(sequence, token.token_id)
         if reason is not None:
+            if not self._cache.keep_output(sequence):
+                return self._fail(sequence, _NOT_FINITE)
             self._finish(sequence, reason)
         return TokenDelta(
             (token.token_id,),
@@ -291,8 +280,7 @@ class Engine:
 
 
 def _positions(row: ScheduledRow) -> tuple[int, ...]:
-    """The checkpoint positions that a row passes."""
-    return tuple(p for p in row.sequence.checkpoints if row.start < p <= row.start + row.count)
+    return row.sequence.positions_to_hand_out(row.start, row.start + row.count)
 
 
 def _plan_row(row: ScheduledRow) -> PlanRow:

@@ -32,13 +32,42 @@ class SamplingParams:
     logprobs: int | None = None
 
 
+class CheckpointKind(StrEnum):
+    """Why a position is worth a checkpoint. The first four are marks that a renderer or a client sets."""
+
+    SYSTEM = "system"
+    """The end of system + tools."""
+    TURN = "turn"
+    """The start of the last generation prompt, or of the message that is continued."""
+    LOOP = "loop"
+    """While tool results are answered: what is left of the prompt when the user speaks next."""
+    HINT = "hint"
+    """The client asked for it."""
+    END = "end"
+    """The last boundary of a prompt without turns."""
+    BRANCH = "branch"
+    """Where this prompt leaves one that was seen before."""
+    OUTPUT = "output"
+    """The last boundary of the output."""
+    SAFETY = "safety"
+    """A power of two on a long path, for whatever the others miss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A token position, unfloored, that is worth a checkpoint."""
+
+    kind: CheckpointKind
+    position: int
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt to continue.
 
     `prompt_keys` are the 32-byte prefix keys of the prompt's whole blocks, concatenated, and `chain_root` the key of
-    the empty prefix (both from `cache_store.keys`, salt already mixed in). `marks` are the token positions worth a
-    checkpoint that the renderer knows (end of system + tools, start of the last generation prompt), unfloored.
+    the empty prefix (both from `cache_store.keys`, salt already mixed in). `marks` are the positions worth a checkpoint
+    that the renderer and the client know.
     `num_output_tokens` is not 0 when a stream goes on after its replica was lost: the last so many of `token_ids` were
     generated before, and count as output for penalties, min_tokens and the seed (but not for `max_tokens`, which is
     what is left).
@@ -49,7 +78,7 @@ class GenerateRequest:
     sampling: SamplingParams
     chain_root: bytes
     prompt_keys: bytes
-    marks: tuple[int, ...] = ()
+    marks: tuple[Mark, ...] = ()
     num_output_tokens: int = 0
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from warmstate.cache_store.keys import split_keys
-from warmstate.models.backend import BLOCK_TOKENS, SequenceState
+from warmstate.cache_store.keys import extend_chain, split_keys
+from warmstate.models.backend import BLOCK_TOKENS, SequenceState, floor_to_block
 from warmstate.replicas.cache.fetch_miss import FetchMiss
 from warmstate.replicas.cache.fetch_rule import FetchDecision
-from warmstate.replicas.cache.placement import checkpoint_positions
+from warmstate.replicas.cache.placement import Placement
 from warmstate.replicas.messages import CacheSource, FinishReason, GenerateRequest
 from warmstate.replicas.sampler import draw_seed
 
@@ -52,7 +52,12 @@ class LoadedPrefix:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request: its tokens, how many of them are computed, and the slot and blocks it holds while it runs."""
+    """One request: its tokens, how many of them are computed, and the slot and blocks it holds while it runs.
+
+    `prefix_keys` are those of all whole blocks of its tokens, output included. `num_known_tokens` of its prompt had
+    been seen when it arrived. `placements` are where its prompt is checkpointed; beyond `output_from` (None: nowhere)
+    the last boundary is handed out too, for the checkpoint at the end of the output.
+    """
 
     request: GenerateRequest
     arrival: int
@@ -76,8 +81,10 @@ class Sequence:
     has_started: bool = False
     twin_leader: int | None = None
     finish_reason: FinishReason | None = None
-    checkpoints: tuple[int, ...] = field(init=False)
-    prefix_keys: tuple[bytes, ...] = field(init=False)
+    num_known_tokens: int = 0
+    placements: tuple[Placement, ...] = ()
+    output_from: int | None = None
+    prefix_keys: list[bytes] = field(init=False)
     _tokens: npt.NDArray[np.int32] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,9 +94,7 @@ class Sequence:
         self._tokens[: len(prompt)] = prompt
         self.num_tokens = len(prompt)
         self.seed = draw_seed() if self.request.sampling.seed is None else self.request.sampling.seed
-        self.prefix_keys = tuple(split_keys(self.request.prompt_keys)[: len(prompt) // BLOCK_TOKENS])
-        positions = checkpoint_positions(self.num_prompt_tokens, self.request.marks)
-        self.checkpoints = tuple(p for p in positions if self.find_key(p) is not None)
+        self.prefix_keys = split_keys(self.request.prompt_keys)[: len(prompt) // BLOCK_TOKENS]
 
     @property
     def request_id(self) -> str:
@@ -98,6 +103,11 @@ class Sequence:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.request.token_ids)
+
+    @property
+    def has_all_keys(self) -> bool:
+        """Whether its prompt came with its keys; otherwise it can share nothing."""
+        return len(self.prefix_keys) >= self.num_prompt_tokens // BLOCK_TOKENS
 
     @property
     def num_generated(self) -> int:
@@ -138,6 +148,18 @@ class Sequence:
     def put_token(self, token_id: int) -> None:
         self._tokens[self.num_tokens] = token_id
         self.num_tokens += 1
+        if self.num_tokens % BLOCK_TOKENS == 0 and self.has_all_keys:
+            start = self.num_tokens - BLOCK_TOKENS
+            last = self.prefix_keys[-1] if self.prefix_keys else self.request.chain_root
+            self.prefix_keys.append(extend_chain(last, self._tokens[start : self.num_tokens].astype(np.uint32)))
+
+    def positions_to_hand_out(self, start: int, stop: int) -> tuple[int, ...]:
+        """The positions in (start, stop] whose state the step that computes these tokens must hand out."""
+        positions = [p.position for p in self.placements if start < p.position <= stop]
+        boundary = floor_to_block(stop)
+        if self.output_from is not None and stop >= self.num_prompt_tokens and boundary > max(start, self.output_from):
+            positions.append(boundary)
+        return tuple(positions)
 
     def find_next_block_key(self) -> bytes | None:
         """The prefix key of the first computed block that has not been made findable; None when there is none."""
@@ -145,6 +167,6 @@ class Sequence:
         return self.find_key(stop) if stop <= self.num_computed else None
 
     def find_key(self, position: int) -> bytes | None:
-        """The prefix key at a block boundary of the prompt; None beyond the keys the ingress sent."""
+        """The prefix key at a block boundary; None beyond the known tokens, or the keys that came with them."""
         index = position // BLOCK_TOKENS - 1
         return self.prefix_keys[index] if 0 <= index < len(self.prefix_keys) else None

@@ -95,7 +95,7 @@ class ChatService:
             )
         salt = tenant_salt(self._server_secret, context.tenant, body.cache_salt)
         echo = bool(body.echo)
-        prompts = await self._prepare(context, partial(self._preparer.completions, body.prompt, salt, echo=echo))
+        prompts = await self._prepare(context, partial(self._preparer.completions, body, salt))
         builder = CompletionResponses(self._head("cmpl", body), self._tokenizer, echo=echo)
         params = [sampling_params(body, self.card, len(p.token_ids), COMPLETION_MAX_TOKENS) for p in prompts]
         return await self._begin(body, context, prompts, params, builder, timer)

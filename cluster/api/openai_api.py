@@ -5,10 +5,12 @@ Unknown fields are kept apart (`model_extra`) and ignored; null means the defaul
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, StrictInt, field_validator
+
+from warmstate.cluster.api.cache_hints import MAX_HINTS, check_few_hints, is_hinted
+from warmstate.cluster.api.chat_messages import Body, ChatMessage, Tool
 
 MAX_STOP_STRINGS = 16
 MAX_CHOICES = 16
@@ -32,12 +34,6 @@ _RESERVED_TEMPLATE_KWARGS = frozenset(
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 StopList = Annotated[list[NonEmpty], Field(max_length=MAX_STOP_STRINGS)]
-
-
-class Body(BaseModel):
-    """Strict types: "0.5" is not a number and true is not 1. Infinity and NaN are no numbers at all."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=(), frozen=True)
 
 
 class StreamOptions(Body):
@@ -102,79 +98,6 @@ class GenerationBody(SamplingFields, ABC):
         return self.max_tokens
 
 
-class ContentPart(Body):
-    """One part of a message's content; text is the only kind served."""
-
-    type: str
-    text: str
-
-    @field_validator("type")
-    @classmethod
-    def only_text(cls, value: str) -> str:
-        if value != "text":
-            raise ValueError(f"content of type {value!r} is not supported; this server reads text only")
-        return value
-
-
-class FunctionCall(Body):
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class ToolCall(Body):
-    id: str | None = None
-    type: str | None = None
-    function: FunctionCall
-
-    def for_template(self) -> dict[str, Any]:
-        """Templates iterate over `arguments`, so OpenAI's JSON string becomes a mapping."""
-        call = {"name": self.function.name, "arguments": lenient_arguments(self.function.arguments)}
-        return {"id": self.id, "type": "function", "function": call}
-
-
-class ChatMessage(Body):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = Field(default=None, validate_default=True)
-    name: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-
-    @field_validator("content")
-    @classmethod
-    def only_assistants_may_be_silent(cls, value: Any, info: Any) -> Any:
-        if value is None and info.data.get("role") not in (None, "assistant"):
-            raise ValueError("a string or a list of text parts is needed")
-        return value
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it: text joined, absent fields absent, reasoning under both its names."""
-        parts = self.content if isinstance(self.content, list) else None
-        message: dict[str, Any] = {
-            "role": self.role,
-            "content": "".join(part.text for part in parts) if parts is not None else self.content or "",
-        }
-        thoughts = self.reasoning_content if self.reasoning_content is not None else self.reasoning
-        if thoughts is not None:
-            message |= {"reasoning_content": thoughts, "reasoning": thoughts}
-        if self.tool_calls:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        optional = {"name": self.name, "tool_call_id": self.tool_call_id}
-        return message | {key: value for key, value in optional.items() if value is not None}
-
-
-def _function_tool(value: dict[str, Any]) -> dict[str, Any]:
-    """A tool stays the client's own mapping, for templates print it whole and in its order."""
-    function = value.get("function")
-    if value.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ValueError("expected {'type': 'function', 'function': {'name': ..., ...}}")
-    return value
-
-
-Tool = Annotated[dict[str, Any], AfterValidator(_function_tool)]
-
-
 class ChatCompletionBody(GenerationBody):
     """POST /v1/chat/completions.
 
@@ -192,6 +115,14 @@ class ChatCompletionBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+
+    @field_validator("messages", "tools")
+    @classmethod
+    def few_hints(cls, value: Any, info: Any) -> Any:
+        messages = value if info.field_name == "messages" else info.data.get("messages", ())
+        tools = (value or ()) if info.field_name == "tools" else ()
+        check_few_hints(sum(m.num_hints for m in messages) + sum(map(is_hinted, tools)))
+        return value
 
     @field_validator("top_logprobs")
     @classmethod
@@ -261,6 +192,7 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     logprobs: StrictInt | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     suffix: str | None = None
+    cache_hints: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=MAX_HINTS)] | None = None
 
     @field_validator("suffix")
     @classmethod
@@ -279,17 +211,3 @@ class CompletionBody(GenerationBody):
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
-
-
-def lenient_arguments(arguments: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """A replayed call's arguments as a mapping. Models do write broken JSON, and a conversation that holds some must
-    go on: what is not a JSON object is kept as it stands under the name "arguments"."""
-    if isinstance(arguments, Mapping):
-        return arguments
-    if not arguments or not arguments.strip():
-        return {}
-    try:
-        parsed = json.loads(arguments)
-    except ValueError:
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {"arguments": arguments}

@@ -148,6 +148,8 @@ def _cache(config: AppConfig) -> CacheConfig:
         fetch_policy=cache.fetch_policy,
         max_in_flight_bytes=int(cache.max_in_flight_bytes),
         parking_fraction=cache.parking_fraction,
+        max_checkpoints_per_path=cache.max_checkpoints_per_path,
+        session_ttl_s=cache.session_ttl_s,
     )
 
 

@@ -3,7 +3,7 @@
 Knows no HTTP and no sampling. Rendering is Hugging Face's own, in its sandbox.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from warmstate.cluster.text.reasoning import THINK_END, THINK_START
 from warmstate.cluster.text.tokenizer import EncodedText, TokenIds, Tokenizer
 from warmstate.models.checkpoints.json_fields import read_json
 from warmstate.models.errors import CheckpointError, MissingFile
+from warmstate.replicas.messages import CheckpointKind, Mark
 
 Message = Mapping[str, Any]
 
@@ -28,12 +29,18 @@ _OTHER_USER = {"role": "user", "content": "\x01"}
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What a request may change about rendering; `extra` is the request's chat_template_kwargs."""
+    """What a request may change about rendering; `extra` is the request's chat_template_kwargs.
+
+    `hinted` are the indices of the messages after which the client wants a checkpoint, and `hints_tools` says that it
+    wants one after the tools.
+    """
 
     tools: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     extra: Mapping[str, Any] | None = None
+    hinted: frozenset[int] = frozenset()
+    hints_tools: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,7 @@ class RenderedPrompt:
     `<|im_start|>`: tokenisation never reaches across those, so other prompts share exactly the tokens before."""
 
     token_ids: TokenIds
-    marks: tuple[int, ...]
+    marks: tuple[Mark, ...]
     starts_in_reasoning: bool
 
 
@@ -72,12 +79,12 @@ class ChatTemplate:
         text = self._render_text(messages, options)
         encoded = self._tokenizer.encode(text)
         turn_start = self._turn_start(text, messages, options)
-        shared = (turn_start, *self._shared_with_others(text, messages, options))
-        marks = {self._mark(encoded, char) for char in shared if char is not None}
+        chars = [(CheckpointKind.TURN, turn_start), *self._shared_with_others(text, messages, options)]
+        marks = {Mark(kind, self._mark(encoded, char)) for kind, char in chars if char is not None}
         opened = text[turn_start or 0 :]
         return RenderedPrompt(
             encoded.token_ids,
-            tuple(sorted(marks - {0})),
+            tuple(sorted((mark for mark in marks if mark.position), key=lambda mark: (mark.position, mark.kind))),
             self._knows_thinking and opened.rfind(THINK_START) > opened.rfind(THINK_END),
         )
 
@@ -95,16 +102,21 @@ class ChatTemplate:
 
     def _shared_with_others(
         self, text: str, messages: Sequence[Message], options: ChatOptions
-    ) -> tuple[int | None, ...]:
-        """What another conversation with the same system and tools shares, and, where tool results are being
-        answered, what is left of this one when the user speaks next (templates rewrite the thinking before)."""
+    ) -> Iterator[tuple[CheckpointKind, int | None]]:
+        """What another conversation with the same system and tools shares; where tool results are being answered,
+        what is left of this one when the user speaks next (templates rewrite the thinking before); and what the client
+        says is shared. System and tools are one block."""
         others = ChatOptions(options.tools, False, False, options.extra)
         leading = (i for i, m in enumerate(messages) if m["role"] not in ("system", "developer"))
         num_system = next(leading, len(messages))
         system = self._divergence(text, [*messages[:num_system], _OTHER_USER], others)
-        if messages[-1]["role"] != "tool":
-            return (system,)
-        return system, self._divergence(text, [*messages, _OTHER_USER], others)
+        yield CheckpointKind.SYSTEM, system
+        if options.hints_tools:
+            yield CheckpointKind.HINT, system
+        if messages[-1]["role"] == "tool":
+            yield CheckpointKind.LOOP, self._divergence(text, [*messages, _OTHER_USER], others)
+        for index in sorted(options.hinted):
+            yield CheckpointKind.HINT, self._divergence(text, [*messages[: index + 1], _OTHER_USER], others)
 
     def _divergence(self, text: str, messages: Sequence[Message], options: ChatOptions) -> int | None:
         """Where `text` and another rendering go apart; None when the template refuses that one.

@@ -18,7 +18,8 @@ from warmstate.replicas.cache.fetcher import Fetcher
 from warmstate.replicas.cache.host_tier import HostTier
 from warmstate.replicas.cache.keeper import CheckpointKeeper
 from warmstate.replicas.cache.parking import ParkingArea
-from warmstate.replicas.cache.placement import last_usable_boundary
+from warmstate.replicas.cache.placement import PlacementLimits, kind_of_mark, last_usable_boundary
+from warmstate.replicas.cache.placer import CheckpointPlacer
 from warmstate.replicas.cache.prefix_analysis import PrefixAnalysis, PromptAccount, StartedPrompt
 from warmstate.replicas.cache.prefix_reader import FetchedPrefix
 from warmstate.replicas.cache.state_codec import (
@@ -29,9 +30,10 @@ from warmstate.replicas.cache.state_codec import (
 )
 from warmstate.replicas.cache.store_link import StoreLink
 from warmstate.replicas.cache.twins import PendingPrefixes
+from warmstate.replicas.config import CacheConfig
 from warmstate.replicas.histogram import SECONDS, Histogram
 from warmstate.replicas.kv_blocks import BlockPool
-from warmstate.replicas.messages import CacheSource
+from warmstate.replicas.messages import CacheSource, CheckpointKind
 from warmstate.replicas.scheduler import PrefixMatch
 from warmstate.replicas.sequence import KvSpan, LoadedPrefix, Sequence, SequenceStatus
 
@@ -56,11 +58,10 @@ class HybridCache:
         parking: ParkingArea,
         names: CheckpointNames,
         post: Post,
+        config: CacheConfig,
         link: StoreLink | None = None,
         fetcher: Fetcher | None = None,
         account: PromptAccount | None = None,
-        *,
-        enabled: bool = True,
     ) -> None:
         self._backend = backend
         self._shapes = backend.shapes
@@ -70,13 +71,20 @@ class HybridCache:
         self._names = names
         self._post = post
         self._link = link
-        self._keeper = CheckpointKeeper(backend, host, names, link)
+        self._keeper = CheckpointKeeper(backend, host, names, link, config)
+        limits = PlacementLimits(config.max_checkpoints_per_path, backend.limits.max_prefill_splits)
+        self._placer = CheckpointPlacer(blocks, host, link, limits)
         self._fetcher = fetcher
         self._account = account or PrefixAnalysis()
         self._load_seconds = Histogram(SECONDS)
-        self._enabled = enabled
+        self._enabled = config.enabled
         self._pending = PendingPrefixes()
         self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
+
+    def meet(self, sequence: Sequence) -> None:
+        """A sequence has arrived."""
+        if self._enabled:
+            self._placer.meet(sequence)
 
     def find(self, sequence: Sequence) -> PrefixMatch | None:
         """The deepest usable prefix; None while it is being fetched, or computed by a twin."""
@@ -97,9 +105,8 @@ class HybridCache:
         self._pending.withdraw(sequence)
         if self._must_wait(sequence, keys, position):
             return None
-        for checkpoint in sequence.checkpoints:
-            if checkpoint > position:
-                self._pending.put(sequence, keys[checkpoint // BLOCK_TOKENS - 1])
+        for placement in self._placer.place(sequence, position):
+            self._pending.put(sequence, keys[placement.position // BLOCK_TOKENS - 1])
         return PrefixMatch(position, min(num_resident, position // BLOCK_TOKENS))
 
     def load(self, sequence: Sequence, match: PrefixMatch) -> LoadedPrefix | None:
@@ -133,6 +140,7 @@ class HybridCache:
             self._fetcher.started(sequence)
         if self._enabled:
             self._account.put(self._started_prompt(sequence))
+            self._keeper.publish_on_second_sight(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """Lets go of everything kept for a sequence that has ended."""
@@ -140,16 +148,25 @@ class HybridCache:
             self._fetcher.release(sequence)
         self._pending.withdraw(sequence)
         self._parking.take(sequence)
+        self._parking.take_output(sequence)
 
     def keep(self, sequence: Sequence, state: SequenceState) -> bool:
-        """Keeps and publishes a checkpoint of a committed step; False, and nothing, if it is not finite."""
-        prefix_key = sequence.find_key(state.position)
-        if not self._enabled or prefix_key is None:
+        """Takes a state that a committed step handed out; False, and nothing is kept, if it is not finite."""
+        kinds = {placement.position: placement.kind for placement in sequence.placements}
+        if state.position not in kinds:
+            self._parking.put_output(sequence, state)
             return True
-        if not self._keeper.keep(sequence, state, prefix_key):
+        if not self._keeper.keep(sequence, state, kinds[state.position]):
             return False
-        self._pending.keep(sequence, prefix_key)
+        self._pending.keep(sequence, sequence.prefix_keys[state.position // BLOCK_TOKENS - 1])
         return True
+
+    def keep_output(self, sequence: Sequence) -> bool:
+        """Keeps the end of the output of a sequence that has ended well; False, and nothing, if it is not finite."""
+        if self._enabled:
+            self._placer.part(sequence)
+        state = self._parking.take_output(sequence)
+        return state is None or self._keeper.keep(sequence, state, CheckpointKind.OUTPUT)
 
     @property
     def is_idle(self) -> bool:
@@ -161,7 +178,7 @@ class HybridCache:
         """Counters since the start, and what the host tier and the parking area hold now."""
         host = {f"host_{name}": value for name, value in self._host.stats().items()}
         told = {**self._account.stats(), **self._load_seconds.as_dict("cache_load_seconds")}
-        kept = {"checkpoints_kept": float(self._keeper.num_kept)}
+        kept = {**self._keeper.stats(), **self._placer.stats()}
         sources = [source.stats() for source in (self._link, self._fetcher) if source is not None]
         link = {f"store_{name}": value for figures in sources for name, value in figures.items()}
         counts = {name: float(count) for name, count in self._counts.items()}
@@ -216,7 +233,7 @@ class HybridCache:
         fetched = outcome if isinstance(outcome, FetchedPrefix) else None
         sequence.fetch_miss = outcome if isinstance(outcome, FetchMiss) else None
         if fetched is not None:
-            self._put_fetched(sequence.prefix_keys[: fetched.position // BLOCK_TOKENS], fetched)
+            self._put_fetched(sequence, fetched)
         if sequence.status is not SequenceStatus.FETCHING:
             self._fetcher.release(sequence)
             return
@@ -228,8 +245,10 @@ class HybridCache:
         spans += _tail_span(fetched.buffers, fetched.position)
         sequence.fetched = LoadedPrefix(fetched.position, fetched.buffers.state(), tuple(spans), "store")
 
-    def _put_fetched(self, keys: Keys[bytes], fetched: FetchedPrefix) -> None:
-        room = self._host.reserve(keys, fetched.position)
+    def _put_fetched(self, sequence: Sequence, fetched: FetchedPrefix) -> None:
+        keys = sequence.prefix_keys[: fetched.position // BLOCK_TOKENS]
+        kind = kind_of_mark(fetched.position, sequence.request.marks)
+        room = self._host.reserve(keys, fetched.position, kind)
         if room is None:
             return
         segments = {self._names.segment(keys, stop): {"kv": as_part("kv", kv)} for stop, kv in fetched.segments.items()}

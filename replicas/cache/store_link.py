@@ -206,7 +206,9 @@ class StoreLink:
                 if isinstance(outcome, Dropped):
                     self._count(f"publish_dropped_{outcome.reason}")
                     return
-                self._known.put(key)
+                # What is there for a short time only must be asked for again by whoever wants it longer.
+                if publication.ttl_s is None:
+                    self._known.put(key)
             self._directory.put(publication)
             self._count("published")
             self._publish_seconds.observe(self.clock() - started)
@@ -216,7 +218,7 @@ class StoreLink:
 
     async def _put(self, key: ObjectKey, parts: Parts, ttl_s: int | None) -> Stored | Exists | Dropped:
         """Two checkpoints that share KV may be on their way at once: it is sent once, and both wait for it."""
-        return await self._puts.join(key, lambda: self._store.put(key, parts, ttl_s))
+        return await self._puts.join((key, ttl_s), lambda: self._store.put(key, parts, ttl_s))
 
     def _count(self, name: str) -> None:
         with self._lock:

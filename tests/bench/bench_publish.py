@@ -28,7 +28,8 @@ from warmstate.replicas.cache.keeper import CheckpointKeeper
 from warmstate.replicas.cache.state_codec import CheckpointNames
 from warmstate.replicas.cache.store_directory import EventDirectory
 from warmstate.replicas.cache.store_link import StoreLink
-from warmstate.replicas.messages import GenerateRequest, SamplingParams
+from warmstate.replicas.config import CacheConfig
+from warmstate.replicas.messages import CheckpointKind, GenerateRequest, SamplingParams
 from warmstate.replicas.sequence import Sequence as EngineSequence
 
 SHAPES = StateShapes(18, 16, 16, 128, 128, 4, 6, 2, 256, torch.bfloat16)
@@ -70,13 +71,13 @@ def main() -> None:
         link = StoreLink(store, cast(EventDirectory, NoDirectory()), names, loop, lambda _: 10.0)
         host = HostTier(SHAPES, names, 1 << 30, lambda *_: None)
         backend = cast(ModelBackend, SimpleNamespace(shapes=SHAPES, read_kv=lambda *given: given[-1].zero_()))
-        keeper = CheckpointKeeper(backend, host, names, link)
+        keeper = CheckpointKeeper(backend, host, names, link, CacheConfig())
         took: dict[str, list[float]] = {name: [] for name in ("copy", "keep", "step alone", "step beside")}
         for _ in range(num_rounds):
             sequence = new_sequence()
             took["step alone"].append(timed(lambda: step(matrix)))
             took["copy"].append(timed(lambda: (state.rec.clone(), state.conv.clone())))
-            took["keep"].append(timed(partial(keeper.keep, sequence, state, sequence.prefix_keys[-1])))
+            took["keep"].append(timed(partial(keeper.keep, sequence, state, CheckpointKind.END)))
             took["step beside"].append(timed(lambda: step(matrix)))
             asyncio.run_coroutine_threadsafe(link.drain(), loop).result()
         stats = link.stats()

@@ -3,21 +3,25 @@
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
+import torch
 import uvicorn
 from starlette.types import ASGIApp
 
 from warmstate.cluster.api.chat_service import ChatService
 from warmstate.cluster.api.http_app import build_http_app
-from warmstate.cluster.model_card import ModelCard
+from warmstate.cluster.local_replica import LocalReplica
+from warmstate.cluster.model_card import ModelCard, read_model_card
 from warmstate.cluster.text.chat_template import ChatTemplate
 from warmstate.cluster.text.tokenizer import Tokenizer
 from warmstate.models.demo.demo_chat_template import CHAT_TEMPLATE
 from warmstate.models.demo.demo_tokenizer import END_OF_TURN, build_tokenizer
+from warmstate.replicas.config import CacheConfig, EngineConfig, ReplicaConfig
 from warmstate.replicas.messages import (
     Accepted,
     FinishReason,
@@ -27,6 +31,7 @@ from warmstate.replicas.messages import (
     TokenDelta,
     TokenLogprobs,
 )
+from warmstate.replicas.service import ReplicaService
 
 MAX_MODEL_LEN = 512
 
@@ -192,3 +197,41 @@ def session_http(url: str) -> Iterator[httpx.Client]:
 def http(session_http: httpx.Client, replica: ScriptedReplica) -> httpx.Client:
     """A client of the API, in front of a replica that has forgotten everything."""
     return session_http
+
+
+@asynccontextmanager
+async def _api(checkpoint: Path) -> AsyncIterator[httpx.AsyncClient]:
+    engine = EngineConfig(max_model_len=2048, max_batch_tokens=256, max_sequences=4, kv_tokens=8192)
+    config = ReplicaConfig(
+        checkpoint, torch.float32, True, 1, engine, CacheConfig(host_bytes=64 << 20, fetch_policy="always")
+    )
+    replica = ReplicaService(config, "only")
+    card = read_model_card(checkpoint, "demo", engine.max_model_len)
+    service = ChatService.from_checkpoint(LocalReplica(replica, "only"), card, checkpoint, b"secret")
+    transport = httpx.ASGITransport(build_http_app(service))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
+            loading = await client.post(
+                "/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hello"}]}
+            )
+            assert (loading.status_code, loading.headers["retry-after"]) == (503, "1")
+            assert (await client.get("/health")).status_code == 503
+            await replica.start()
+            yield client
+    finally:
+        service.close()
+        await replica.close()
+
+
+@pytest.fixture(scope="session")
+def with_local_replica() -> Callable[[Path, Callable[[httpx.AsyncClient], Awaitable[None]]], None]:
+    """Runs what is given with a client of the HTTP API over one real replica of a checkpoint, without Ray."""
+
+    def run(checkpoint: Path, work: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
+        async def main() -> None:
+            async with _api(checkpoint) as client:
+                await work(client)
+
+        asyncio.run(asyncio.wait_for(main(), 120))
+
+    return run

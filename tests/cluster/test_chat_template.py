@@ -50,7 +50,7 @@ def opening(tokenizer: Tokenizer) -> ChatTemplate:
 def _parts(template: ChatTemplate, tokenizer: Tokenizer, messages: list[dict[str, Any]], **options: Any) -> list[str]:
     """The prompt's text, cut at its marks."""
     rendered = template.render(messages, ChatOptions(**options))
-    cuts = [0, *rendered.marks, len(rendered.token_ids)]
+    cuts = [0, *(mark.position for mark in rendered.marks), len(rendered.token_ids)]
     return [tokenizer.decode(rendered.token_ids[a:b], skip_special_tokens=False) for a, b in pairwise(cuts)]
 
 
@@ -83,7 +83,9 @@ def test_the_system_mark_is_shared_with_every_other_question(
     one = template.render([SYSTEM, {"role": "user", "content": first}], ChatOptions())
     other = template.render([SYSTEM, {"role": "user", "content": "something else"}], ChatOptions())
     assert (
-        one.marks[0] == other.marks[0] == len(tokenizer.encode("<|im_start|>system\nBe brief.<|im_end|>\n").token_ids)
+        one.marks[0].position
+        == other.marks[0].position
+        == len(tokenizer.encode("<|im_start|>system\nBe brief.<|im_end|>\n").token_ids)
     )
 
 
@@ -95,7 +97,7 @@ def test_the_next_turn_begins_with_exactly_the_tokens_before_the_last_mark(
     answer = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
     now = chosen.render([SYSTEM, USER], ChatOptions())
     later = chosen.render([SYSTEM, USER, answer, USER], ChatOptions())
-    mark = now.marks[-1]
+    mark = now.marks[-1].position
     assert now.token_ids[:mark].tolist() == later.token_ids[:mark].tolist()
 
 
@@ -108,8 +110,34 @@ def test_while_tools_are_used_what_survives_the_next_question_is_marked_too(
         [*conversation, {"role": "assistant", "content": "It is 42.", "reasoning_content": ""}, USER], ChatOptions()
     )
     same = shared_length("".join(map(chr, now.token_ids)), "".join(map(chr, rewritten.token_ids)))
-    system, survives, turn = now.marks
+    assert [mark.kind for mark in now.marks] == ["system", "loop", "turn"]
+    system, survives, turn = (mark.position for mark in now.marks)
     assert system < survives <= same < turn
+
+
+def test_a_hint_marks_the_end_of_its_message(template: ChatTemplate, tokenizer: Tokenizer) -> None:
+    chat = [SYSTEM, USER, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "More."}]
+    parts = _parts(template, tokenizer, chat, hinted=frozenset({1, 3}))
+    # The last message ends where the generation prompt begins.
+    assert [part.split("\n")[0] for part in parts] == [
+        "<|im_start|>system",
+        "<|im_start|>user",
+        "<|im_start|>assistant",
+        "",
+        "<|im_start|>assistant",
+    ]
+    kinds = [mark.kind for mark in template.render(chat, ChatOptions(hinted=frozenset({1, 3}))).marks]
+    assert kinds == ["system", "hint", "hint", "turn"]
+
+
+def test_a_hint_after_the_tools_marks_their_block(template: ChatTemplate) -> None:
+    marks = template.render([SYSTEM, USER], ChatOptions(tools=TOOLS, hints_tools=True)).marks
+    assert [mark.kind for mark in marks] == ["hint", "system", "turn"]
+    assert marks[0].position == marks[1].position
+
+
+def test_a_hint_that_the_template_cannot_render_is_no_mark(opening: ChatTemplate) -> None:
+    assert [mark.kind for mark in opening.render([USER], ChatOptions(hinted=frozenset({0}))).marks] == ["hint", "turn"]
 
 
 def test_the_thinking_that_a_prompt_opens_is_noticed(opening: ChatTemplate, template: ChatTemplate) -> None:

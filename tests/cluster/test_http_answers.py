@@ -232,11 +232,36 @@ def test_a_request_carries_keys_marks_and_sampling_to_the_replica(http: httpx.Cl
     assert request.chain_root == chain_root()
     assert request.prompt_keys == b"".join(prefix_keys(request.token_ids, chain_root()))
     assert len(request.prompt_keys) == 32 * (len(request.token_ids) // 64)
-    assert len(request.marks) == 2
+    assert [mark.kind for mark in request.marks] == ["system", "turn"]
     assert (request.sampling.temperature, request.sampling.top_k) == (0.0, 0)
     assert request.sampling.stop_token_ids == {7}
     assert request.sampling.logit_bias == {5: 2.0}
     assert request.sampling.max_tokens == 512 - len(request.token_ids)
+
+
+def test_cache_hints_become_marks_and_change_no_prompt(http: httpx.Client, replica: Any) -> None:
+    hint = {"cache_control": {"type": "ephemeral"}}
+    tool = {"type": "function", "function": {"name": "look"}}
+    part = {"type": "text", "text": "Look at this."}
+    answer, question = {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And now?"}
+    plain = {"messages": [{"role": "user", "content": [part]}, answer, question], "tools": [tool]}
+    hinted = {
+        "messages": [{"role": "user", "content": [{**part, **hint}]}, {**answer, **hint}, question],
+        "tools": [
+            {**tool, **hint},
+        ],
+    }
+    for body in (plain, hinted):
+        assert http.post(CHAT, json=body).status_code == 200
+    unhinted, request = replica.requests
+    assert request.prompt_keys == unhinted.prompt_keys
+    assert [mark.kind for mark in unhinted.marks] == ["system", "turn"]
+    assert [mark.kind for mark in request.marks] == ["hint", "system", "hint", "hint", "turn"]
+
+
+def test_cache_hints_of_a_completion_are_token_positions(http: httpx.Client, replica: Any) -> None:
+    assert http.post("/v1/completions", json={"prompt": [1, 2, 3], "cache_hints": [2, 3]}).status_code == 200
+    assert [(mark.kind, mark.position) for mark in replica.requests[0].marks] == [("hint", 2), ("hint", 3)]
 
 
 def test_a_cache_salt_makes_other_keys(http: httpx.Client, replica: Any) -> None:

@@ -12,6 +12,7 @@ from warmstate.cluster.api.http_app import HttpLimits
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 NUMBERS: list[tuple[str, Any]] = [
     ("temperature", -0.1),
@@ -86,6 +87,15 @@ CHAT_FIELDS: list[tuple[str, Any]] = [
     ("chat_template_kwargs", {"chat_template": "{{ 7 }}"}),
     ("chat_template_kwargs", [1]),
     ("messages", [{"role": "user", "content": "x" * 600}]),
+    ("messages[0].cache_control.type", [{**HELLO[0], "cache_control": {"type": "persistent"}}]),
+    ("messages[0].cache_control", [{**HELLO[0], "cache_control": True}]),
+    (
+        "messages[0].content[0].cache_control.type",
+        [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}],
+    ),
+    ("messages", [{**HELLO[0], "cache_control": {"type": "ephemeral"}}] * 5),
+    ("tools[0]", [{**TOOL, "cache_control": {"type": "persistent"}}]),
+    ("tools", [{**TOOL, "cache_control": {"type": "ephemeral"}}] * 5),
 ]
 
 PROMPTS: list[tuple[str, Any]] = [
@@ -103,6 +113,11 @@ PROMPTS: list[tuple[str, Any]] = [
     ("logprobs", 21),
     ("logprobs", True),
     ("suffix", "x"),
+    ("cache_hints", 64),
+    ("cache_hints", [1, 2, 3, 4, 5]),
+    ("cache_hints[1]", [1, 0]),
+    ("cache_hints[0]", [1.5]),
+    ("cache_hints", [6]),
 ]
 
 

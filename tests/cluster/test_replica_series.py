@@ -132,7 +132,7 @@ async def test_traffic_moves_the_figures_and_each_of_them_is_explained(config: R
     moved = moved_between(before, after)
     assert moved >= {
         "cache_blocked_requests_*", "cache_blocked_tokens_*", "cache_load_seconds", "cache_requests_*",
-        "cache_restore_seconds", "checkpoints_kept", "device_kv_resident_bytes", "engine_step_rows",
+        "cache_restore_seconds", "checkpoints_kept_*", "device_kv_resident_bytes", "engine_step_rows",
         "engine_step_seconds", "engine_step_tokens", "engine_steps", "external_prefix_cache_hits",
         "external_prefix_cache_queries", "host_bytes", "host_checkpoints", "host_checkpoints_whole", "host_hits",
         "host_objects", "kv_blocks_resident", "prefill_tokens_per_s", "prefix_cache_hits", "prefix_cache_queries",

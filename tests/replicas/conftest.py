@@ -38,7 +38,7 @@ from warmstate.replicas.cache.state_codec import CheckpointNames
 from warmstate.replicas.cache.store_link import Publication, StoreLink
 from warmstate.replicas.config import CacheConfig, EngineConfig
 from warmstate.replicas.engine import Engine
-from warmstate.replicas.messages import GenerateRequest, SamplingParams, TokenLogprobs
+from warmstate.replicas.messages import CheckpointKind, GenerateRequest, Mark, SamplingParams, TokenLogprobs
 
 NAMESPACE = bytes(32)
 FAKE_VOCAB = 97
@@ -256,7 +256,9 @@ def make_request(tokens: Sequence[int] | npt.NDArray[np.int32], **options: Any) 
     """A greedy request with logprobs, unless `options` (of the request or of its sampling) say otherwise."""
     ids = np.asarray(tokens, dtype=np.int32)
     root = options.pop("chain_root", chain_root())
-    marks = tuple(options.pop("marks", ()))
+    marks = tuple(
+        mark if isinstance(mark, Mark) else Mark(CheckpointKind.TURN, mark) for mark in options.pop("marks", ())
+    )
     name = options.pop("request_id", f"request-{next(_ids)}")
     num_output_tokens = options.pop("num_output_tokens", 0)
     sampling = SamplingParams(**{"max_tokens": 4, "temperature": 0.0, "logprobs": 2, "ignore_eos": True, **options})

@@ -289,7 +289,8 @@ def test_a_shared_read_that_fails_is_one_miss_for_each_and_nothing_of_it_is_kept
     engine.run_posted()
     assert engine.stats()["host_objects"] == 0
     assert engine.stats()["store_fetch_held_bytes"] == 0
-    assert sharing.index.removed == [576, 576]
+    # At 512 the two prompts part.
+    assert sorted(sharing.index.removed) == [512, 576, 576]
     results = finish(engine, collect_step, requests, {})
     assert [result.output for result in results] == [before.output for before in expected[4:]]
     assert link.stats()["fetch_misses_corrupt"] == 2
@@ -397,4 +398,4 @@ def test_two_checkpoints_under_way_send_their_common_kv_once(
     sharing.drain(link)
     put = [(key.kind, key.position) for key in store.puts]
     assert (put.count(("kv", 256)), put.count(("kv", 512)), put.count(("ck", 576))) == (1, 1, 4)
-    assert sorted(sharing.index.positions.values()) == [576, 576]
+    assert sorted(sharing.index.positions.values()) == [512, 576, 576]

@@ -37,7 +37,7 @@ def ask(engine_over: Build, run_requests: Build, request_for: Build, prompt_of: 
 def computed(engine_over: Build, torch_backend: Build, ask: Callable[..., Any]) -> dict[int, Any]:
     """The results without any cache."""
     engine = engine_over(torch_backend(), cache=CacheConfig(0, enabled=False))
-    return {length: ask(engine, length) for length in [*LENGTHS, 1000]}
+    return {length: ask(engine, length) for length in [*LENGTHS, 500, 1000]}
 
 
 def test_a_device_hit_equals_a_miss(
@@ -83,6 +83,37 @@ def test_a_store_hit_on_another_replica_equals_a_miss(
             "store" if usable(length) else "none",
         )
         assert result.output == computed[length].output
+
+
+@pytest.mark.parametrize("tier", ["device", "host", "store"])
+def test_a_hit_at_the_end_of_an_answer_equals_a_miss(
+    engine_over: Build,
+    torch_backend: Build,
+    run_requests: Build,
+    request_for: Build,
+    prompt_of: Build,
+    sharing: Any,
+    tier: str,
+) -> None:
+    """State and KV that decoding made are those of a prefill, to the last bit."""
+    backend = torch_backend(num_blocks=25)
+    link = sharing.link(backend)
+    warm = engine_over(backend, link=link)
+    asked = [request_for(prompt_of(50 + 47 * i, seed=i), max_tokens=18 + 41 * i) for i in range(4)]
+    answers = run_requests(warm, asked)
+    sharing.drain(link)
+    if tier == "host":
+        run_requests(warm, [request_for(prompt_of(24 * 64 - 1, seed=9), max_tokens=1)])
+    elif tier == "store":
+        other = torch_backend()
+        warm = engine_over(other, link=sharing.link(other))
+    cold = engine_over(torch_backend(), cache=CacheConfig(0, enabled=False))
+    for request in asked:
+        said = [*request.token_ids, *answers[request.request_id].token_ids, 7, 7]
+        following = request_for(said, max_tokens=3, logprobs=5)
+        hit, miss = (run_requests(engine, [following])[following.request_id] for engine in (warm, cold))
+        assert (hit.num_cached_tokens, hit.cache_source) == ((len(said) - 3) // 64 * 64, tier)
+        assert hit.output == miss.output
 
 
 def test_a_hit_in_the_middle_of_a_path_equals_a_miss(
@@ -163,12 +194,12 @@ def test_the_comparison_fails_when_a_part_of_the_state_is_lost(
     backend = torch_backend()
     link = sharing.link(backend)
     # The deepest checkpoint is at 448, right before the last tokens.
-    ask(engine_over(backend, link=link), 513, marks=(450,))
+    ask(engine_over(backend, link=link), 500, marks=(450,))
     sharing.drain(link)
     other = torch_backend()
-    result = ask(engine_over(other, link=sharing.link(other, ForgetfulStore(sharing.memory, part))), 513, marks=(450,))
+    result = ask(engine_over(other, link=sharing.link(other, ForgetfulStore(sharing.memory, part))), 500, marks=(450,))
     assert result.num_cached_tokens == 448
-    assert result.output != computed[513].output
+    assert result.output != computed[500].output
 
 
 def test_a_poisoned_slot_never_reaches_a_new_sequence(

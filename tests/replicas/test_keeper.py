@@ -11,6 +11,8 @@ from warmstate.models.backend import SequenceState
 from warmstate.replicas.cache.host_tier import HostTier
 from warmstate.replicas.cache.keeper import CheckpointKeeper
 from warmstate.replicas.cache.state_codec import CheckpointNames
+from warmstate.replicas.config import CacheConfig
+from warmstate.replicas.messages import CheckpointKind
 from warmstate.replicas.sequence import Sequence
 
 LARGEST = torch.finfo(torch.float32).max
@@ -30,11 +32,11 @@ def test_only_finite_states_are_kept(
     backend = fake_backend()
     shapes = backend.shapes
     names = CheckpointNames(bytes(32), shapes.num_head_groups)
-    keeper = CheckpointKeeper(backend, HostTier(shapes, names, 1 << 20, lambda *_: None), names, None)
+    keeper = CheckpointKeeper(backend, HostTier(shapes, names, 1 << 20, lambda *_: None), names, None, CacheConfig())
     sequence = Sequence(request_for(prompt_of(257)), 0, 1024)
     rec, conv = torch.full(shapes.rec_shape(), others), torch.full(shapes.conv_shape(), others, dtype=shapes.dtype)
     (rec if part == "rec" else conv).view(-1)[-1] = value
     sequence.block_table = [1, 2, 3, 4]
     backend.write_kv([1, 2, 3, 4], 0, 256, torch.zeros(shapes.kv_shape(256), dtype=shapes.dtype))
-    kept = keeper.keep(sequence, SequenceState(256, rec, conv), sequence.prefix_keys[3])
+    kept = keeper.keep(sequence, SequenceState(256, rec, conv), CheckpointKind.END)
     assert kept == math.isfinite(value)
