@@ -2,16 +2,18 @@
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from warmstate.cache_store.keys import ObjectKey
+from warmstate.cache_store.keys import ObjectKey, chain_root, prefix_keys
 from warmstate.cache_store.memory_store import MemoryStore
 from warmstate.cache_store.store import Dropped, Exists, Hit, Miss, Part, Stored
 from warmstate.replicas.config import CacheConfig
 from warmstate.replicas.messages import CheckpointKind, Mark
+from warmstate.replicas.sequence import Sequence
 
 Build = Callable[..., Any]
 
@@ -278,6 +280,47 @@ def test_what_is_kept_does_not_depend_on_chunks_slots_or_company(
     for _ in range(2):
         options = {"max_batch_tokens": rng.randrange(64, 700), "num_slots": rng.randrange(1, 5)}
         assert keep(together=True, **options) == expected
+
+
+def test_a_backend_that_pays_for_splits_is_asked_for_two_and_for_the_end_of_the_answer(
+    fake_backend: Build, engine_over: Build, ask: Build, prompt_of: Build
+) -> None:
+    class Costly(fake_backend):  # type: ignore[misc, valid-type]
+        """Remembers at which positions of each row it was asked for states."""
+
+        limits = property(lambda self: replace(self._limits, max_prefill_splits=2))
+
+        def __init__(self, **sizes: Any) -> None:
+            super().__init__(**sizes)
+            self.asked: list[tuple[int, tuple[int, ...]]] = []
+
+        def forward(self, plan: Any, tokens: Any) -> Any:
+            self.asked += [(row.count, row.checkpoint_after) for row in plan.rows if row.checkpoint_after]
+            return super().forward(plan, tokens)
+
+    backend = Costly(num_blocks=100, max_model_len=6000)
+    marks = (Mark(CheckpointKind.SYSTEM, 300), Mark(CheckpointKind.HINT, 900), Mark(CheckpointKind.TURN, 2500))
+    answer = ask(engine_over(backend, cache=ROOMY, max_batch_tokens=4096), prompt_of(2562), marks=marks, max_tokens=70)
+    assert len(answer.token_ids) == 70
+    assert backend.asked == [(2562, (256, 2496)), (1, (2624,))]
+
+
+def test_the_keys_of_an_answer_are_those_of_a_prompt_that_replays_it(request_for: Build, prompt_of: Build) -> None:
+    for length in (1, 63, 64, 100, 128):
+        sequence = Sequence(request_for(prompt_of(length), max_tokens=200), 0, 4096)
+        tokens = [*prompt_of(length)]
+        for token in range(150):
+            sequence.put_token(token % 97)
+            tokens.append(token % 97)
+            assert sequence.prefix_keys == prefix_keys(np.array(tokens, dtype=np.uint32), chain_root())
+
+
+def test_a_prompt_that_came_without_its_keys_shares_nothing(request_for: Build, prompt_of: Build) -> None:
+    request = replace(request_for(prompt_of(100), max_tokens=100), prompt_keys=b"")
+    sequence = Sequence(request, 0, 4096)
+    for token in range(90):
+        sequence.put_token(token)
+    assert sequence.prefix_keys == []
 
 
 def test_who_takes_a_fork_after_its_first_taker_waits_for_it(
