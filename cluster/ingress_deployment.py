@@ -15,6 +15,7 @@ from warmstate.cluster.api.chat_service import ChatService
 from warmstate.cluster.api.http_app import HttpLimits, build_http_app
 from warmstate.cluster.api.http_guard import REQUEST_ID_HEADER
 from warmstate.cluster.config import AppConfig
+from warmstate.cluster.launch.process_heap import freeze_heap
 from warmstate.cluster.model_card import ModelCard
 from warmstate.cluster.routing import router as routing
 from warmstate.cluster.routing.replica_view import RoutedView
@@ -57,6 +58,7 @@ class IngressDeployment:
         self._service = ChatService.from_checkpoint(self._client, card, replica.model_path, config.cache_secret())
         self._store_view: StoreView | None = None
         self._store_search = asyncio.create_task(self._find_store(store))
+        freeze_heap()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook for an app that exists only once the constructor has run."""

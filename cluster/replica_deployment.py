@@ -6,6 +6,7 @@ from typing import Any
 
 from ray import serve
 
+from warmstate.cluster.launch.process_heap import freeze_heap
 from warmstate.cluster.routing.router import RouteHint
 from warmstate.cluster.routing.serve_client import RoutedReply
 from warmstate.models.checkpoints.loading import Progress
@@ -31,6 +32,7 @@ class ReplicaDeployment:
         self._replica_id: str = serve.get_replica_context().replica_id.unique_id
         self._service = ReplicaService(config, self._replica_id, self.load_executor)
         await self._service.start()
+        freeze_heap()
 
     async def generate(self, request: GenerateRequest, route: RouteHint) -> AsyncGenerator[RoutedReply, None]:
         """The replies of `ReplicaService.generate`, each with this replica's id. Closing cancels the request.

@@ -13,6 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from warmstate.cluster.errors import InvalidRequest
 from warmstate.cluster.text.reasoning import THINK_END, THINK_START
+from warmstate.cluster.text.render_memo import RenderMemo
 from warmstate.cluster.text.tokenizer import EncodedText, TokenIds, Tokenizer
 from warmstate.models.checkpoints.json_fields import read_json
 from warmstate.models.errors import CheckpointError, MissingFile
@@ -60,6 +61,8 @@ class ChatTemplate:
         self._source = source
         self._tokenizer = tokenizer
         self._special_tokens = dict(special_tokens or {})
+        self._beginnings = RenderMemo()
+        self._endings = RenderMemo()
         self._knows_thinking = all(tokenizer.token_id(tag) is not None for tag in (THINK_START, THINK_END))
 
     @classmethod
@@ -95,10 +98,20 @@ class ChatTemplate:
         return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
 
     def _turn_start(self, text: str, messages: Sequence[Message], options: ChatOptions) -> int | None:
-        """Where the last turn's generation prompt (or the message to be continued) begins."""
+        """Where the last turn's generation prompt (or the message to be continued) begins.
+
+        A generation prompt once found is looked for at the end of later conversations, which saves their second
+        rendering.
+        """
+        without = ChatOptions(options.tools, False, False, options.extra)
         if options.continue_final_message:
-            messages = messages[:-1]
-        return self._divergence(text, messages, ChatOptions(options.tools, False, False, options.extra))
+            return _divergence(text, self._try_render(messages[:-1], without))
+        if options.add_generation_prompt:
+            sources = [messages[-1]["role"], options.extra]
+            ending = self._endings.get(sources, lambda: _ending(text, self._try_render(messages, without)))
+            if ending is not None and text.endswith(ending):
+                return len(text) - len(ending)
+        return _divergence(text, self._try_render(messages, without))
 
     def _shared_with_others(
         self, text: str, messages: Sequence[Message], options: ChatOptions
@@ -109,28 +122,26 @@ class ChatTemplate:
         others = ChatOptions(options.tools, False, False, options.extra)
         leading = (i for i, m in enumerate(messages) if m["role"] not in ("system", "developer"))
         num_system = next(leading, len(messages))
-        system = self._divergence(text, [*messages[:num_system], _OTHER_USER], others)
+        beginning = [*messages[:num_system], _OTHER_USER]
+        sources = [beginning, options.tools, options.extra]
+        system = _divergence(text, self._beginnings.get(sources, lambda: self._try_render(beginning, others)))
         yield CheckpointKind.SYSTEM, system
         if options.hints_tools:
             yield CheckpointKind.HINT, system
         if messages[-1]["role"] == "tool":
-            yield CheckpointKind.LOOP, self._divergence(text, [*messages, _OTHER_USER], others)
+            yield CheckpointKind.LOOP, _divergence(text, self._try_render([*messages, _OTHER_USER], others))
         for index in sorted(options.hinted):
-            yield CheckpointKind.HINT, self._divergence(text, [*messages[: index + 1], _OTHER_USER], others)
+            hinted = self._try_render([*messages[: index + 1], _OTHER_USER], others)
+            yield CheckpointKind.HINT, _divergence(text, hinted)
 
-    def _divergence(self, text: str, messages: Sequence[Message], options: ChatOptions) -> int | None:
-        """Where `text` and another rendering go apart; None when the template refuses that one.
-
-        Where both go on, differently, it is the last character they share: what follows decides about its token.
-        """
+    def _try_render(self, messages: Sequence[Message], options: ChatOptions) -> str | None:
+        """The text; None when there is nothing to render or the template refuses it."""
         if not messages:
             return None
         try:
-            other = self._render_text(messages, options)
+            return self._render_text(messages, options)
         except InvalidRequest:
             return None
-        shared = shared_length(text, other)
-        return shared if shared == len(other) else max(shared - 1, 0)
 
     def _mark(self, encoded: EncodedText, char: int) -> int:
         """The last added token that begins at or before `char`; 0 when there is none."""
@@ -152,6 +163,22 @@ class ChatTemplate:
         except _REFUSALS as error:
             raise InvalidRequest(f"messages: the chat template refused them: {error}", param="messages") from error
         return str(texts[0])
+
+
+def _divergence(text: str, other: str | None) -> int | None:
+    """Where `text` and another rendering go apart; None without one.
+
+    Where both go on, differently, it is the last character they share: what follows decides about its token.
+    """
+    if other is None:
+        return None
+    shared = shared_length(text, other)
+    return shared if shared == len(other) else max(shared - 1, 0)
+
+
+def _ending(text: str, other: str | None) -> str | None:
+    """What `text` has beyond `other`; None where it is no more than that, or something else."""
+    return text[len(other) :] if other is not None and len(other) < len(text) and text.startswith(other) else None
 
 
 def shared_length(first: str, second: str) -> int:

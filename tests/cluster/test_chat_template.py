@@ -214,3 +214,17 @@ def test_a_tokenizer_that_is_missing_or_not_byte_level_is_named(tmp_path: Path) 
     (tmp_path / "tokenizer.json").write_text(json.dumps({"decoder": {"type": "Metaspace"}}))
     with pytest.raises(UnsupportedCheckpoint, match="byte-level"):
         Tokenizer.from_directory(tmp_path)
+
+
+def test_what_was_rendered_for_others_changes_no_mark(opening: ChatTemplate, tokenizer: Tokenizer) -> None:
+    conversations = [
+        [{"role": "user", "content": "hello"}],
+        [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}],
+        [{"role": "system", "content": "be kind"}, {"role": "user", "content": "<|im_start|>assistant\n"}],
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+    ]
+    for thinking in (True, False):
+        options = ChatOptions(extra={"enable_thinking": thinking})
+        for messages in conversations * 2:
+            fresh = ChatTemplate(OPENS_THINK, tokenizer)
+            assert opening.render(messages, options).marks == fresh.render(messages, options).marks

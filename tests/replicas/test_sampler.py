@@ -160,8 +160,11 @@ def test_sampling_leaves_the_logits_as_they_were() -> None:
 
 
 def test_rows_with_nan_or_infinity_are_found() -> None:
-    logits = torch.zeros(4, 5)
+    logits = torch.zeros(6, 5)
     logits[1, 2] = math.nan
     logits[2, 0] = math.inf
     logits[3, 4] = -math.inf
-    assert finite_rows(logits) == [True, False, False, False]
+    logits[4, 1], logits[4, 2] = math.inf, -math.inf
+    logits[5] = 3e38
+    assert not math.isfinite(float(logits[5].sum())), "the sum of the last row overflows, though its logits do not"
+    assert finite_rows(logits) == [True, False, False, False, False, True]
