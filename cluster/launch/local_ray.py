@@ -28,6 +28,11 @@ _DRAIN_ENVIRONMENT = {
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
 }
 
+_PATIENCE_ENVIRONMENT = {
+    # Serve kills a proxy that is not up after 5 s, and then its own start fails: a busy machine needs longer.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "55",
+}
+
 _OBJECT_STORE_BYTES = 128 << 20
 """Requests and tokens travel by gRPC; the object store is hardly used."""
 
@@ -84,6 +89,7 @@ class LocalRay:
             **SERVE_ENVIRONMENT,
             **_QUIET_ENVIRONMENT,
             **_DRAIN_ENVIRONMENT,
+            **_PATIENCE_ENVIRONMENT,
             "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
