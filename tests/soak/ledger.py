@@ -22,9 +22,17 @@ class Page:
 
     def growth(self) -> float:
         """Median resident memory of the last quarter over that of the second."""
-        quarter = len(self.rss_bytes) // 4
-        second, last = self.rss_bytes[quarter : 2 * quarter], self.rss_bytes[-quarter:]
+        second, last = self._quarters(self.rss_bytes)
         return statistics.median(last) / statistics.median(second)
+
+    def num_new_fds(self) -> int:
+        """File descriptors at the end beyond the most that were open in the second quarter."""
+        return self.num_fds[-1] - max(self._quarters(self.num_fds)[0])
+
+    def _quarters(self, samples: list[int]) -> tuple[list[int], list[int]]:
+        """The second and the last quarter of the samples: the first belongs to starting."""
+        quarter = max(len(samples) // 4, 1)
+        return samples[quarter : 2 * quarter], samples[-quarter:]
 
     def __str__(self) -> str:
         points = [self.rss_bytes[i * (len(self.rss_bytes) - 1) // 8] for i in range(9)]
@@ -73,7 +81,9 @@ class Ledger:
             rss_bytes, num_fds = process.memory_info().rss, process.num_fds()
         except psutil.Error:
             return
-        page = self._pages.setdefault(process, Page(title_of(process)))
+        page = self._pages.setdefault(process, Page(""))
+        # A worker gets its title only once it knows what it is.
+        page.title = title_of(process) or page.title
         page.rss_bytes.append(rss_bytes)
         page.num_fds.append(num_fds)
 

@@ -131,7 +131,7 @@ def leaks(page: Page) -> list[str]:
     if not page.title.startswith(OURS):
         return []
     grown = [f"grew by {page.growth():.2f}: {page}"] if page.growth() > MAX_GROWTH else []
-    return grown + ([f"file descriptors are left: {page}"] if page.num_fds[-1] > max(page.num_fds[:3]) else [])
+    return grown + ([f"{page.num_new_fds()} new file descriptors: {page}"] if page.num_new_fds() > 0 else [])
 
 
 def main() -> None:
