@@ -63,6 +63,10 @@ class EventApplier:
         is_new_enough = known.complete_from is not None and snapshot.next_seq >= known.complete_from
         if known.epoch != snapshot.epoch or not is_new_enough:
             return
+        # The snapshot may be ahead of the entries that were read: it also knows what was removed since.
+        for key, seq in known.touched.items():
+            if seq < snapshot.next_seq and key not in snapshot.rows:
+                self._index.remove(key, snapshot.replica_id)
         for key, row in snapshot.rows.items():
             if known.touched.get(key, -1) < snapshot.next_seq:
                 self._index.insert(key, snapshot.replica_id, row)

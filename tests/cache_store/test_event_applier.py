@@ -1,6 +1,6 @@
 """What a reader knows after gaps, snapshots and trimmed beginnings is what one from the beginning knows."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warmstate.cache_store.event_applier import EventApplier
@@ -35,6 +35,7 @@ def held(index: PrefixIndex) -> set[bytes]:
 HISTORIES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["add", "remove"])), min_size=1, max_size=12)
 
 
+@settings(max_examples=400, deadline=None)
 @given(HISTORIES, st.data())
 def test_any_late_joiner_ends_with_what_one_from_the_beginning_has(
     history: list[tuple[int, str]], data: st.DataObject
@@ -75,6 +76,18 @@ def test_a_stream_that_was_trimmed_waits_for_a_snapshot_and_uses_what_it_has() -
     applier.take_snapshot(Snapshot("a", NAMESPACE, 1, 7, "0-0", {KEYS[0]: IndexRow(64, "host")}))
     assert applier.incomplete() == []
     assert held(index) == {KEYS[0], KEYS[2]}
+
+
+def test_a_snapshot_ahead_of_the_stream_leaves_no_new_gap_behind_it() -> None:
+    """The stream may be trimmed between the last entry that was read and the first that the snapshot lacks."""
+    index = PrefixIndex()
+    applier = EventApplier(index)
+    applier.apply(entry(7, 2))
+    applier.take_snapshot(Snapshot("a", NAMESPACE, 1, 10, "0-0", {KEYS[0]: IndexRow(64, "host")}))
+    applier.apply(entry(10, 3))
+    assert applier.incomplete() == []
+    assert held(index) == {KEYS[0], KEYS[3]}
+    assert applier.num_gaps == 0
 
 
 def test_a_snapshot_of_an_older_life_changes_nothing() -> None:
