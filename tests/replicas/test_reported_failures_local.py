@@ -57,6 +57,16 @@ def test_a_shared_prefix_of_65_tokens_hits(
         assert ask(engine, prompt, marks=(65,)).num_cached_tokens == expected
 
 
+def test_a_prefix_that_nobody_marked_is_kept_when_the_second_request_leaves_it(
+    fake_backend: Build, engine_over: Build, ask: Build, prompt_of: Build
+) -> None:
+    """The checkpoint lay in tokens that only one request had, and the third sighting came before any hit
+    (vllm #45238)."""
+    engine = engine_over(fake_backend())
+    prompts = [np.concatenate([prompt_of(300), prompt_of(150, seed=1 + i)]) for i in range(4)]
+    assert [ask(engine, prompt).num_cached_tokens for prompt in prompts] == [0, 0, 256, 256]
+
+
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_budget_pressure_that_fragments_chunks_moves_no_checkpoint(
     fake_backend: Build,
