@@ -5,7 +5,7 @@ import importlib.metadata
 import sys
 from collections.abc import Sequence
 
-from warmstate.cluster import cache_command, demo_command, serve_command
+from warmstate.cluster import bench_command, cache_command, demo_command, serve_command
 from warmstate.cluster.launch.launch_errors import LaunchError
 from warmstate.models.errors import ModelError
 
@@ -36,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     serve_command.add_parser(commands)
     demo_command.add_parser(commands)
     cache_command.add_parser(commands)
+    bench_command.add_parser(commands)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_print_version)
     return parser

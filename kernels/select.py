@@ -29,6 +29,22 @@ def select_kernels(dtype: torch.dtype, deterministic: bool) -> Kernels:
     return Kernels(linear, pointwise)
 
 
+def select_nki(operator: str, support: tuple[bool, str], has_neuron: bool) -> tuple[bool, str]:
+    """Whether the NKI kernel of `operator` serves a call, and why; `support` is what `nki_support` says of its shape.
+
+    The simulator never serves: without a Neuron device the answer is torch.
+    """
+    supported, why = support
+    if not has_neuron:
+        choice = False, "no Neuron device"
+    elif not supported:
+        choice = False, f"the NKI kernel does not run it: {why}"
+    else:
+        choice = True, f"Neuron device; {why}"
+    _log_once(operator, "nki" if choice[0] else "torch", choice[1])
+    return choice
+
+
 def has_native_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 itself (AVX512-BF16 or AMX); else torch emulates it, slowly."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
