@@ -88,7 +88,10 @@ class PathTree:
         return self._nodes.get(key)
 
     def grow(self, path: Sequence[bytes], segments: Sequence[bytes]) -> PathNode:
-        """The node of the last key of `path`, made with all above it; `segments` are those of them that end one."""
+        """The node of the last key of `path`, made with all above it; `segments` are those of them that end one.
+
+        Another path may have come to a node of this one without knowing all that lies above it.
+        """
         known = len(path)
         while known > 0 and path[known - 1] not in self._nodes:
             known -= 1
@@ -98,10 +101,30 @@ class PathTree:
             if node is not None:
                 node.children.add(child)
             node = child
+        if any(key not in self._nodes for key in segments):
+            self._fill_gaps(path)
         for key in segments:
             self._nodes[key].needs_kv = True
         assert node is not None, "a path has at least the key of its checkpoint"
         return node
+
+    def _fill_gaps(self, path: Sequence[bytes]) -> None:
+        """Puts what is missing of `path`, whose last node is there, between its nodes."""
+        below = self._nodes[path[-1]]
+        for key in reversed(path[:-1]):
+            above = self._nodes.get(key)
+            if above is None:
+                above = self._nodes[key] = PathNode(key, None)
+                if below.parent is not None:
+                    below.parent.children.discard(below)
+                    below.parent.children.add(above)
+                above.parent, below.parent = below.parent, above
+                above.children.add(below)
+            # Rows of a store may lie: no path may become a circle.
+            elif below.parent is None and below not in above.lineage():
+                below.parent = above
+                above.children.add(below)
+            below = above
 
     def prune(self, start: PathNode) -> list[PathNode]:
         """Removes `start` and those above it that nothing needs any more, and returns them, the deepest first."""

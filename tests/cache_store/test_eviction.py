@@ -229,6 +229,28 @@ def test_a_plan_needs_only_the_keys_of_segments_and_gains_from_those_of_checkpoi
     assert [(each.kind, each.key) for each in evicted] == [("ck", second), ("kv", second)]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_path_whose_middle_was_lost_does_not_keep_the_rest_from_being_planned(is_first: bool) -> None:
+    _, upper, parent, lower, deep = path_of("a", "b", "c", "d", "e")
+    # Nothing tells what lies above `lower`, whose row is lost, but that `parent` does.
+    broken = CheckpointRow(deep, 576, STATE_BYTES, segments=(lower,), boundaries=(parent, lower, deep))
+    whole = CheckpointRow(parent, 320, STATE_BYTES, segments=(upper,), boundaries=(upper, parent))
+    rows = [broken, whole] if is_first else [whole, broken]
+    evicted = plan_evictions(rows, [(upper, KV_BYTES)], 10_000, now_s=0.0)
+    assert [(each.kind, each.key) for each in evicted] == [("ck", deep)]
+
+
+def test_rows_that_contradict_each_other_end_no_plan() -> None:
+    one, other, third = path_of("a", "b", "c")
+    rows = [
+        CheckpointRow(other, 512, STATE_BYTES, segments=(one,), boundaries=(one, other)),
+        CheckpointRow(one, 512, STATE_BYTES, segments=(third,), boundaries=(third, other, one)),
+        CheckpointRow(third, 512, STATE_BYTES, segments=(other,), boundaries=(one, other, third)),
+    ]
+    evicted = plan_evictions(rows, [(one, KV_BYTES)], 0, now_s=0.0)
+    assert sorted(gone(evicted, "ck")) == sorted([one, other, third])
+
+
 @dataclass
 class NaiveCheckpoint:
     """What the model remembers; everything else is worked out anew each time."""
