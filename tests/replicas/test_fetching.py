@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,20 +28,22 @@ class Clock:
 
 
 class MeasuredStore:
-    """A memory store whose every read takes `read_s` of the clock; it answers only while `open` is set."""
+    """A memory store whose every read takes `read_s` of the clock; nothing is answered while `stalled` is set, nor what
+    `holds` names."""
 
     def __init__(self, inner: MemoryStore, clock: Clock) -> None:
         self.inner = inner
         self.clock = clock
         self.read_s = 0.0
         self.stalled = False
+        self.holds: Callable[[ObjectKey], bool] = lambda key: False
         self.refuse: Callable[[ObjectKey], Miss | None] = lambda key: None
         self.gets: list[ObjectKey] = []
         self.puts: list[ObjectKey] = []
 
     async def get(self, key: ObjectKey, into: Mapping[str, Part]) -> Hit | Miss:
         self.gets.append(key)
-        while self.stalled:
+        while self.stalled or self.holds(key):
             await asyncio.sleep(0.005)
         self.clock.now_s += self.read_s
         return self.refuse(key) or await self.inner.get(key, into)
@@ -119,8 +122,11 @@ def reasons(engine: Any) -> dict[str, int]:
     return {name.removeprefix(prefix): n for name, n in engine.stats().items() if name.startswith(prefix) and n}
 
 
-def wait_for_reads(sharing: Any) -> None:
-    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), sharing.loop).result()
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true in time"
+        time.sleep(0.002)
 
 
 def finish(engine: Any, collect_step: Build, requests: list[Any], results: dict[str, Any]) -> list[Any]:
@@ -228,13 +234,13 @@ def test_kv_that_two_sequences_share_is_read_once(
     sharing: Any,
 ) -> None:
     engine, link = replica()
-    store.stalled = True
+    store.holds = lambda key: key.kind == "kv"
     requests = [request_for(prompt) for prompt in prompts[4:]]
     for request in requests:
         engine.add(request)
     assert engine.step() is None
-    wait_for_reads(sharing)
-    store.stalled = False
+    wait_for(lambda: link.stats()["fetch_objects_joined"] == 2)
+    store.holds = lambda key: False
     results = finish(engine, collect_step, requests, {})
     assert [result.num_cached_tokens for result in results] == [576, 576]
     assert [result.output for result in results] == [before.output for before in expected[4:]]
@@ -325,7 +331,6 @@ def test_what_waits_for_room_in_flight_is_counted_and_served(
         engine.add(request)
     assert engine.step() is None
     assert engine.step() is None
-    wait_for_reads(sharing)
     stats = engine.stats()
     assert (stats["store_fetches_in_flight"], stats["store_fetch_waits_for_room"]) == (1, 2)
     assert 7_500 < stats["store_fetch_held_bytes"] <= 15_000
@@ -393,7 +398,7 @@ def test_two_checkpoints_under_way_send_their_common_kv_once(
     engine, link = replica()
     store.stalled = True
     run_requests(engine, [request_for(prompt) for prompt in prompts[4:]])
-    wait_for_reads(sharing)
+    wait_for(lambda: len(store.puts) >= 1)
     store.stalled = False
     sharing.drain(link)
     put = [(key.kind, key.position) for key in store.puts]
