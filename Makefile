@@ -37,6 +37,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
+	$(BIN)/warmstate bench nki
 	$(BIN)/python tests/bench/bench_torch_backend.py --rounds 1
 	$(BIN)/python tests/bench/bench_http.py
 	$(BIN)/python tests/bench/bench_long_prompt.py

@@ -8,9 +8,11 @@ from typing import Any
 import nki
 import nki.language as nl
 
-from warmstate.kernels.attention_tile_nki import KEYS, Running, Tables, load_keys, load_paged, load_queries
+from warmstate.kernels.attention_tile_nki import KEYS, Running, Tables, add_tile, load_keys, load_paged, load_queries
 
 ROWS = 128
+SIDE_BY_SIDE = 4
+"""Sets of 128 queries that go through the keys together."""
 
 
 @nki.jit
@@ -40,8 +42,8 @@ def attention_prefill(
     Returns [T, Hq, D] of query's dtype.
 
     Pseudocode, per query head and 128 queries, over tiles of 128 * n keys (flash attention):
-        s = scale * q k^T, masked;  m' = max(m, max s);  p = exp(s - m')
-        l = l * exp(m - m') + sum p;  o = o * exp(m - m') + p v;  at the end o / l * sigmoid(gate)
+        s = q k^T, masked;  m' = max(m, max s);  p = exp(scale * (s - m')),  c = exp(scale * (m - m'))
+        l = l * c + sum p;  o = o * c + p v;  at the end o / l * sigmoid(gate)
     q and k meet with their dimensions on the partitions, in D / 128 accumulated products; k is turned around once per
     tile and key head, p once per use, on the tensor engine. Key heads are shared out over the programs (LNC2).
 
@@ -59,16 +61,25 @@ def attention_prefill(
     for head in range(first, min(first + share, k_heads)):
         paged = [load_paged(tables, key_pages, value_pages, head, start) for start in range(0, tables.num_prior, KEYS)]
         own = [load_keys(tables, key[:, head], value[:, head], start) for start in range(0, num_tokens, KEYS)]
-        for q_head in range(head * group, (head + 1) * group):
-            for start in range(0, num_tokens, ROWS):
-                tokens = slice(start, min(start + ROWS, num_tokens))
-                running = Running(tables, load_queries(tables, query[tokens, q_head]), tokens.stop - start, width)
-                for tile in paged:
-                    running.add(tile, None)
-                for tile in own:
-                    if tile.start < tokens.stop:
-                        running.add(tile, start - tile.start)
-                running.store(out[tokens, q_head], None if gate is None else gate[tokens, q_head])
+        rows = [
+            (q_head, slice(start, min(start + ROWS, num_tokens)))
+            for q_head in range(head * group, (head + 1) * group)
+            for start in range(0, num_tokens, ROWS)
+        ]
+        for base in range(0, len(rows), SIDE_BY_SIDE):
+            together = rows[base : base + SIDE_BY_SIDE]
+            running = [
+                Running(tables, load_queries(tables, query[tokens, q_head]), tokens.stop - tokens.start, width)
+                for q_head, tokens in together
+            ]
+            for tile in paged:
+                add_tile(running, [None] * len(running), tile)
+            for tile in own:
+                seeing = [i for i, (_, tokens) in enumerate(together) if tile.start < tokens.stop]
+                diagonals: list[int | None] = [together[i][1].start - tile.start for i in seeing]
+                add_tile([running[i] for i in seeing], diagonals, tile)
+            for queries, (q_head, tokens) in zip(running, together, strict=True):
+                queries.store(out[tokens, q_head], None if gate is None else gate[tokens, q_head])
     return out
 
 
@@ -109,6 +120,6 @@ def attention_decode(
             heads = slice(head * group, (head + 1) * group)
             running = Running(tables, load_queries(tables, query[sequence, heads]), group, width)
             for start in range(0, tables.num_prior, KEYS):
-                running.add(load_paged(tables, key_pages, value_pages, head, start), None)
+                add_tile([running], [None], load_paged(tables, key_pages, value_pages, head, start))
             running.store(out[sequence, heads], None if gate is None else gate[sequence, heads])
     return out

@@ -13,7 +13,7 @@ LEAST = -1.0e30
 """Where a maximum starts: below any score, and its differences stay finite."""
 
 MASKED = -3.0e38
-"""What a key that a query does not see scores: exp(MASKED - maximum) is 0."""
+"""What a key that a query does not see scores: exp(scale * (MASKED - maximum)) is 0."""
 
 
 class Tables:
@@ -105,56 +105,85 @@ class Running:
         self._tables, self._query_t, self._rows, self._width = tables, query_t, rows, width
         self._maximum, self._total = nl.ndarray((rows, 1), nl.float32), nl.ndarray((rows, 1), nl.float32)
         self._values = nl.ndarray((rows, width), nl.float32)
+        self._scores: Any = None
+        self._peak: Any = None
+        self._neg_top: Any = None
+        self._shrink: Any = None
+        self._weights: Any = None
+        self._weights_t: list[Any] = []
         nisa.memset(self._maximum, LEAST)
         nisa.memset(self._total, 0.0)
         nisa.memset(self._values, 0.0)
 
-    def add(self, tile: KeyTile, diagonal: int | None) -> None:
-        """Adds a tile; query row r sees its keys up to r + diagonal, or those that the tile says."""
-        scores = self._scores(tile, diagonal)
-        top, neg_top = nl.ndarray((self._rows, 1), nl.float32), nl.ndarray((self._rows, 1), nl.float32)
-        nisa.tensor_reduce(top, nl.maximum, scores, axis=1)
-        nisa.tensor_tensor(top, top, self._maximum, nl.maximum)
-        nisa.tensor_scalar(neg_top, top, nl.multiply, -1.0)
-        weights = nl.ndarray((self._rows, tile.count), self._tables.dtype)
-        added, shrink = nl.ndarray((self._rows, 1), nl.float32), nl.ndarray((self._rows, 1), nl.float32)
-        nisa.activation_reduce(weights, nl.exp, scores, nl.add, added, bias=neg_top)
-        nisa.activation(shrink, nl.exp, self._maximum, bias=neg_top)
-        self._maximum = top
-        total, values = nl.ndarray((self._rows, 1), nl.float32), nl.ndarray((self._rows, self._width), nl.float32)
-        nisa.scalar_tensor_tensor(total, self._total, nl.multiply, shrink, nl.add, added)
-        nisa.scalar_tensor_tensor(values, self._values, nl.multiply, shrink, nl.add, self._weighted(tile, weights))
-        self._total, self._values = total, values
+    def score(self, tile: KeyTile, diagonal: int | None) -> None:
+        """Scores [rows, keys], not yet scaled; row r sees the keys up to r + diagonal, or those that the tile says.
 
-    def _scores(self, tile: KeyTile, diagonal: int | None) -> Any:
-        """Scaled scores [rows, keys]; a select removes masked ones, so that nothing they hold gets through."""
+        A select removes the others, so that nothing they hold gets through. Without a mask they stay in PSUM.
+        """
         shape = (self._rows, tile.count)
         products = nl.ndarray(shape, nl.float32, buffer=nl.psum)
         for part in range(self._width // BLOCK):
             nisa.nc_matmul(products, self._query_t[:, part], tile.key_t[:, part], accumulate=part > 0)
-        scores = nl.ndarray(shape, nl.float32)
-        nisa.activation(scores, nl.copy, products, scale=self._tables.scale)
+        self._scores = products
         if tile.seen is not None:
-            kept = nl.ndarray(shape, nl.float32)
-            nisa.select_reduce(kept, tile.seen[0 : self._rows], scores, MASKED)
-            return kept
-        if diagonal is not None and diagonal < tile.count - 1:
-            kept = nl.ndarray(shape, nl.float32)
-            nisa.affine_select(kept, [[-1, tile.count]], 1, scores, MASKED, cmp_op=nl.greater_equal, offset=diagonal)
-            return kept
-        return scores
+            self._scores = nl.ndarray(shape, nl.float32)
+            nisa.select_reduce(self._scores, tile.seen[0 : self._rows], products, MASKED)
+        elif diagonal is not None and diagonal < tile.count - 1:
+            plain = nl.ndarray(shape, nl.float32)
+            nisa.tensor_copy(plain, products, engine=nisa.engine.scalar)
+            self._scores = nl.ndarray(shape, nl.float32)
+            pattern = [[-1, tile.count]]
+            nisa.affine_select(self._scores, pattern, 1, plain, MASKED, cmp_op=nl.greater_equal, offset=diagonal)
 
-    def _weighted(self, tile: KeyTile, weights: Any) -> Any:
-        """PSUM [rows, D]: the weights, turned around block by block, times the values."""
-        result = nl.ndarray((self._rows, self._width), nl.float32, buffer=nl.psum)
+    def find_peak(self) -> None:
+        """The largest score of each row."""
+        self._peak = nl.ndarray((self._rows, 1), nl.float32)
+        nisa.tensor_reduce(self._peak, nl.maximum, self._scores, axis=1)
+
+    def raise_maximum(self) -> None:
+        """The new maximum, and by how much the sums so far shrink."""
+        scale = self._tables.scale
+        top, self._neg_top = nl.ndarray((self._rows, 1), nl.float32), nl.ndarray((self._rows, 1), nl.float32)
+        nisa.tensor_tensor(top, self._peak, self._maximum, nl.maximum)
+        nisa.tensor_scalar(self._neg_top, top, nl.multiply, -scale)
+        self._shrink = nl.ndarray((self._rows, 1), nl.float32)
+        nisa.activation(self._shrink, nl.exp, self._maximum, bias=self._neg_top, scale=scale)
+        self._maximum = top
+
+    def soften(self, tile: KeyTile) -> None:
+        """The weights exp(scale * (s - maximum)) and their sum."""
+        self._weights = nl.ndarray((self._rows, tile.count), self._tables.dtype)
+        added, total = nl.ndarray((self._rows, 1), nl.float32), nl.ndarray((self._rows, 1), nl.float32)
+        scale = self._tables.scale
+        nisa.activation_reduce(self._weights, nl.exp, self._scores, nl.add, added, bias=self._neg_top, scale=scale)
+        nisa.scalar_tensor_tensor(total, self._total, nl.multiply, self._shrink, nl.add, added)
+        self._total = total
+
+    def turn_weights(self, tile: KeyTile) -> None:
+        """The weights with the keys on the partitions, all blocks in one copy where they are full."""
+        self._weights_t = []
+        num_blocks = len(tile.values)
+        turned = nl.ndarray((BLOCK, num_blocks, self._rows), self._tables.dtype, buffer=nl.psum)
+        weights_t = nl.ndarray((BLOCK, num_blocks, self._rows), self._tables.dtype)
         for i, block in enumerate(tile.values):
             count = block.shape[0]
-            turned = nl.ndarray((count, self._rows), self._tables.dtype, buffer=nl.psum)
-            nisa.nc_transpose(turned, weights[:, i * BLOCK : i * BLOCK + count])
-            weights_t = nl.ndarray((count, self._rows), self._tables.dtype)
-            nisa.tensor_copy(weights_t, turned, engine=nisa.engine.scalar)
-            nisa.nc_matmul(result, weights_t, block, accumulate=i > 0)
-        return result
+            nisa.nc_transpose(turned[0:count, i], self._weights[:, i * BLOCK : i * BLOCK + count])
+            self._weights_t.append(weights_t[0:count, i])
+        full = tile.count // BLOCK
+        if full:
+            nisa.tensor_copy(weights_t[:, 0:full], turned[:, 0:full], engine=nisa.engine.scalar)
+        if full < num_blocks:
+            count = tile.count - full * BLOCK
+            nisa.tensor_copy(weights_t[0:count, full], turned[0:count, full], engine=nisa.engine.scalar)
+
+    def weigh(self, tile: KeyTile) -> None:
+        """Adds the weighted values of the tile."""
+        weighted = nl.ndarray((self._rows, self._width), nl.float32, buffer=nl.psum)
+        for i, block in enumerate(tile.values):
+            nisa.nc_matmul(weighted, self._weights_t[i], block, accumulate=i > 0)
+        values = nl.ndarray((self._rows, self._width), nl.float32)
+        nisa.scalar_tensor_tensor(values, self._values, nl.multiply, self._shrink, nl.add, weighted)
+        self._values = values
 
     def store(self, out: Any, gate: Any) -> None:
         """out = values / total, times sigmoid(gate)."""
@@ -168,3 +197,19 @@ class Running:
             nisa.activation(opened, nl.sigmoid, nl.load(gate))
             nisa.scalar_tensor_tensor(result, self._values, nl.multiply, share, nl.multiply, opened)
         nisa.dma_copy(out, result)
+
+
+def add_tile(running: list[Running], diagonals: list[int | None], tile: KeyTile) -> None:
+    """Adds a tile to several sets of queries step by step, so that each fills the waits of the others."""
+    for queries, diagonal in zip(running, diagonals, strict=True):
+        queries.score(tile, diagonal)
+    for queries in running:
+        queries.find_peak()
+    for queries in running:
+        queries.raise_maximum()
+    for queries in running:
+        queries.soften(tile)
+    for queries in running:
+        queries.turn_weights(tile)
+    for queries in running:
+        queries.weigh(tile)
