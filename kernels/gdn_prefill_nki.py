@@ -1,6 +1,7 @@
 """Owns the prefill of the gated delta rule on trn2: chunks of 128 tokens, with states written out at chunk boundaries.
 
-Simulated only (`nki_sim`); never run on a device. The truth is `gated_delta_torch.recurrence`.
+Written for NKI 0.7, which traces kernels as Python; the instructions have the signatures of 0.6. Simulated only
+(`nki_sim`); never run on a device. The truth is `gated_delta_torch.recurrence`.
 """
 
 from typing import Any
