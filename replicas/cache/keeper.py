@@ -14,6 +14,7 @@ from warmstate.replicas.cache.state_codec import (
     as_part,
     encode_checkpoint,
     floor_to_segment,
+    state_bytes,
 )
 from warmstate.replicas.cache.store_link import Publication, StoreLink
 from warmstate.replicas.config import CacheConfig
@@ -47,7 +48,10 @@ class CheckpointKeeper:
 
         The sequence still holds its blocks, so the bytes that are copied are the bytes that were computed.
         """
+        placement = Placement(state.position, kind)
         room = self._host.reserve(sequence.prefix_keys, state.position, kind)
+        if room is None and not self._would_publish(sequence, placement):
+            return _all_finite(state.rec, state.conv)
         segments = self._copy_segments(sequence, floor_to_segment(state.position))
         checkpoint = self._copy_checkpoint(sequence, state)
         if segments is None or checkpoint is None:
@@ -58,9 +62,8 @@ class CheckpointKeeper:
             self._host.put(room, segments, checkpoint)
         self._num_kept[kind] += 1
         self._drop_surplus(sequence)
-        # What only this path is known to need is not worth everyone's memory.
-        if kind is not CheckpointKind.SAFETY or state.position <= sequence.num_known_tokens:
-            self._publish(sequence, Placement(state.position, kind), segments, checkpoint)
+        if _is_for_all(sequence, placement):
+            self._publish(sequence, placement, segments, checkpoint)
         return True
 
     def publish_on_second_sight(self, sequence: Sequence) -> None:
@@ -83,6 +86,16 @@ class CheckpointKeeper:
         on_path = self._on_path(sequence, sequence.num_tokens)
         for placement in surplus_checkpoints(on_path, self._config.max_checkpoints_per_path):
             self._host.drop(sequence.prefix_keys[placement.position // BLOCK_TOKENS - 1])
+
+    def _would_publish(self, sequence: Sequence, placement: Placement) -> bool:
+        """Whether a checkpoint is worth copying for the shared store alone."""
+        if self._link is None or not _is_for_all(sequence, placement):
+            return False
+        tail_start = floor_to_segment(placement.position)
+        stops = range(SEGMENT_TOKENS, tail_start + 1, SEGMENT_TOKENS)
+        num_lacking = sum(self._link.lacks(self._names.segment(sequence.prefix_keys, stop)) for stop in stops)
+        num_tokens = placement.position - tail_start + SEGMENT_TOKENS * num_lacking
+        return self._link.would_take(state_bytes(self._shapes, num_tokens))
 
     def _publish(self, sequence: Sequence, placement: Placement, segments: Objects, checkpoint: Objects) -> None:
         """Sends what the store lacks of a checkpoint."""
@@ -137,6 +150,11 @@ class CheckpointKeeper:
         kv = torch.empty(self._shapes.kv_shape(stop - start), dtype=self._shapes.dtype)
         self._backend.read_kv(sequence.block_table, start, stop, kv)
         return kv
+
+
+def _is_for_all(sequence: Sequence, placement: Placement) -> bool:
+    """What only one path is known to need is not worth everyone's memory."""
+    return placement.kind is not CheckpointKind.SAFETY or placement.position <= sequence.num_known_tokens
 
 
 def _all_finite(*tensors: torch.Tensor | None) -> bool:

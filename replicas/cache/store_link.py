@@ -135,14 +135,20 @@ class StoreLink:
         """
         self._start(self._fetch(shapes, keys, segment_stops, num_bytes, done, expected_s))
 
+    def would_take(self, num_bytes: int) -> bool:
+        """Whether `publish` has room for so many bytes now, for whoever would copy them only for it; a no is counted
+        as a drop."""
+        with self._lock:
+            fits = self._publish_bytes + num_bytes <= self._max_publish_bytes
+            self._counts[f"publish_dropped_{DropReason.NO_ROOM}"] += not fits
+        return fits
+
     def publish(self, publication: Publication) -> None:
         """Sends a checkpoint in the background; drops it, counted, when too much is on its way already."""
-        with self._lock:
-            if self._publish_bytes + publication.num_bytes > self._max_publish_bytes:
-                self._counts[f"publish_dropped_{DropReason.NO_ROOM}"] += 1
-                return
-            self._publish_bytes += publication.num_bytes
-        self._start(self._publish(publication))
+        if self.would_take(publication.num_bytes):
+            with self._lock:
+                self._publish_bytes += publication.num_bytes
+            self._start(self._publish(publication))
 
     async def drain(self) -> None:
         """Waits until everything that was started has ended."""

@@ -40,3 +40,32 @@ def test_only_finite_states_are_kept(
     backend.write_kv([1, 2, 3, 4], 0, 256, torch.zeros(shapes.kv_shape(256), dtype=shapes.dtype))
     kept = keeper.keep(sequence, SequenceState(256, rec, conv), CheckpointKind.END)
     assert kept == math.isfinite(value)
+
+
+@pytest.mark.parametrize("has_link", [False, True])
+def test_nothing_is_copied_for_what_neither_memory_nor_store_would_take(
+    fake_backend: type[Any],
+    request_for: Callable[..., Any],
+    prompt_of: Callable[..., Any],
+    sharing: Any,
+    has_link: bool,
+) -> None:
+    class Unread(fake_backend):  # type: ignore[misc]
+        def read_kv(self, *args: object) -> None:
+            raise AssertionError("KV was copied for nobody")
+
+    backend = Unread()
+    shapes = backend.shapes
+    names = CheckpointNames(bytes(32), shapes.num_head_groups)
+    link = sharing.link(backend, max_publish_bytes=64) if has_link else None
+    host = HostTier(shapes, names, 64, lambda *_: None)
+    keeper = CheckpointKeeper(backend, host, names, link, CacheConfig())
+    sequence = Sequence(request_for(prompt_of(257)), 0, 1024)
+    rec, conv = torch.zeros(shapes.rec_shape()), torch.zeros(shapes.conv_shape(), dtype=shapes.dtype)
+    assert keeper.keep(sequence, SequenceState(256, rec, conv), CheckpointKind.END)
+    assert host.stats()["refused"] == 1
+    assert sum(keeper.stats().values()) == 0
+    if link is not None:
+        assert link.stats()["publish_dropped_no_room"] == 1
+    rec.view(-1)[-1] = math.nan
+    assert not keeper.keep(sequence, SequenceState(256, rec, conv), CheckpointKind.END)
