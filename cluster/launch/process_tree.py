@@ -1,7 +1,9 @@
 """Owns the processes below this one: adopts orphans, and ends whatever is left. Knows no Ray."""
 
 import ctypes
+import os
 import signal
+import subprocess
 import sys
 
 import psutil
@@ -14,6 +16,20 @@ def adopt_orphans() -> None:
     """Makes this process the parent of any descendant whose own parent dies, so that none gets out of sight."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def wait_and_bury(child: "subprocess.Popen[bytes]") -> int:
+    """Waits for the child and returns its exit code; adopted orphans that end meanwhile are waited for too, because
+    nobody else would, and they would stay as zombies. Nothing else may poll the child."""
+    while child.returncode is None:
+        try:
+            pid, status = os.waitpid(-1, 0)
+        except ChildProcessError:
+            # `end_descendants` in a signal handler has waited for all of them.
+            return child.wait()
+        if pid == child.pid:
+            child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode
 
 
 def end_descendants(grace_s: float = 3.0) -> int:

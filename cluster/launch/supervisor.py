@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from warmstate.cluster.launch.process_tree import adopt_orphans, end_descendants
+from warmstate.cluster.launch.process_tree import adopt_orphans, end_descendants, wait_and_bury
 
 DIRECTORY_VARIABLE = "WARMSTATE_RUN_DIRECTORY"
 """Tells the child where it may put files; the directory is removed with it."""
@@ -30,7 +30,7 @@ def supervise(arguments: Sequence[str]) -> int:
     try:
         child = subprocess.Popen(command, env=environment, start_new_session=True)
         _pass_signals_to(child)
-        code = child.wait()
+        code = wait_and_bury(child)
     finally:
         end_descendants()
         shutil.rmtree(directory, ignore_errors=True)
@@ -44,7 +44,8 @@ def _pass_signals_to(child: "subprocess.Popen[bytes]") -> None:
         nonlocal num_received
         num_received += 1
         if num_received == 1:
-            child.send_signal(signal.SIGINT)
+            # Not Popen's own, which polls.
+            os.kill(child.pid, signal.SIGINT)
         else:
             end_descendants(grace_s=0)
 

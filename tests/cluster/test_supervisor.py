@@ -40,6 +40,16 @@ time.sleep(1000)
 """
 
 
+# Its child leaves a process behind that ends at once, and stays itself.
+BURYING = """
+import subprocess, sys
+from warmstate.cluster.launch.process_tree import adopt_orphans, wait_and_bury
+adopt_orphans()
+leave = "import subprocess, time; subprocess.run(['sh', '-c', 'sleep 0.1 & echo $!']); time.sleep(float('%s'))" % sys.argv[1]
+sys.exit(wait_and_bury(subprocess.Popen([sys.executable, "-c", leave + "; raise SystemExit(5)"])))
+"""
+
+
 def start(*arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
 
@@ -91,3 +101,23 @@ def test_the_supervisor_passes_on_the_exit_code_and_the_output() -> None:
     process = start("-c", supervise, "serve", "--supervised", "/no/such/model")
     process.communicate(timeout=60)
     assert process.returncode == 2
+
+
+def test_an_orphan_that_ends_leaves_no_zombie() -> None:
+    supervisor = start("-c", BURYING, "1000")
+    try:
+        orphan = first_number(supervisor)
+        deadline = time.monotonic() + 30
+        while psutil.pid_exists(orphan):
+            assert time.monotonic() < deadline, "the orphan was never waited for"
+            time.sleep(0.02)
+    finally:
+        for child in psutil.Process(supervisor.pid).children():
+            child.kill()
+        end(supervisor)
+
+
+def test_the_exit_code_is_the_childs_and_not_an_orphans() -> None:
+    supervisor = start("-c", BURYING, "0.5")
+    assert supervisor.wait(20) == 5
+    end(supervisor)
