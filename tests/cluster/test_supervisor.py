@@ -45,8 +45,9 @@ BURYING = """
 import subprocess, sys
 from warmstate.cluster.launch.process_tree import adopt_orphans, wait_and_bury
 adopt_orphans()
-leave = "import subprocess, time; subprocess.run(['sh', '-c', 'sleep 0.1 & echo $!']); time.sleep(float('%s'))" % sys.argv[1]
-sys.exit(wait_and_bury(subprocess.Popen([sys.executable, "-c", leave + "; raise SystemExit(5)"])))
+leave = "import subprocess, sys, time; subprocess.run(['sh', '-c', 'sleep 0.1 & echo $!']); "
+leave += "time.sleep(float(sys.argv[1])); sys.exit(5)"
+sys.exit(wait_and_bury(subprocess.Popen([sys.executable, "-c", leave, sys.argv[1]])))
 """
 
 
