@@ -50,7 +50,7 @@ def test_buffers_used_again_after_a_late_put_never_show_up_under_its_key(
     empty_like: EmptyLike,
 ) -> None:
     server, key, parts = start_server(), make_key(kind), make_parts(rec=("uint8", (64 << 20,)))
-    store = RedisStore(StoreAddress(server.url, server.password, operation_timeout_s=0.3, min_bytes_per_s=1 << 40))
+    store = RedisStore(StoreAddress(server.url, server.password, operation_timeout_s=1.0, min_bytes_per_s=1 << 40))
     assert isinstance(run(store.put(make_key(kind), make_parts())), Stored)
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
