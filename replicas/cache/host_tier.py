@@ -217,10 +217,12 @@ class HostTier:
             self._policy.commit(room.prefix_key)
 
     def _lose_segment(self, key: ObjectKey) -> None:
-        """A segment cannot be read: the checkpoints that need it are broken from now on."""
+        """A segment cannot be read: the checkpoints that need it are broken from now on. One that was evicted, or was
+        never here, is lost to nobody."""
+        if self._segments.pop(key.prefix, None) is None:
+            return
         self._evictions[EvictionReason.LOST_GROUP] += 1
         self._store.delete_now(key)
-        self._segments.pop(key.prefix, None)
         self._policy.lose_segment(key.prefix)
 
     def _delete(self, evicted: list[Evicted]) -> None:

@@ -351,6 +351,8 @@ def test_a_prefix_that_was_local_when_the_fetch_began_may_go_before_it_ends(
     assert link.stats()["fetch_hits"] == 1
     assert results[request.request_id].num_cached_tokens == 0
     assert results[request.request_id].output == published.output
+    # It was given up on purpose, not lost.
+    assert engine.stats()["host_evictions_lost_group"] == 0
     engine.check_integrity()
 
 
