@@ -1,15 +1,19 @@
 """Owns the thread on which prompts are accounted for, so that no step waits for it. Knows not what is counted."""
 
+import logging
 import queue
 import threading
 
 from warmstate.replicas.cache.prefix_analysis import PromptAccount, StartedPrompt
 
+logger = logging.getLogger(__name__)
+
 _MAX_WAITING = 1000
 
 
 class AnalysisThread:
-    """Hands prompts on to `account`, in order; beyond a bound they are left out, counted."""
+    """Hands prompts on to `account`, in order; beyond a bound they are left out, counted. Should `account` fail, so are
+    all that follow."""
 
     def __init__(self, account: PromptAccount) -> None:
         self._account = account
@@ -20,13 +24,17 @@ class AnalysisThread:
 
     def put(self, prompt: StartedPrompt) -> None:
         """Never waits."""
-        if self._queue.qsize() >= _MAX_WAITING:
+        if self._queue.qsize() >= _MAX_WAITING or not self._thread.is_alive():
             self._num_left_out += 1
         else:
             self._queue.put(prompt)
 
     def stats(self) -> dict[str, float]:
-        return {**self._account.stats(), "cache_requests_left_out": float(self._num_left_out)}
+        own = {
+            "cache_requests_left_out": float(self._num_left_out),
+            "cache_analysis_thread_alive": float(self._thread.is_alive()),
+        }
+        return {**self._account.stats(), **own}
 
     def close(self) -> None:
         """Ends the thread once everything that waits is accounted for."""
@@ -34,5 +42,8 @@ class AnalysisThread:
         self._thread.join()
 
     def _run(self) -> None:
-        while (prompt := self._queue.get()) is not None:
-            self._account.put(prompt)
+        try:
+            while (prompt := self._queue.get()) is not None:
+                self._account.put(prompt)
+        except Exception:
+            logger.exception("the thread that accounts for prompts has ended; serving goes on without its figures")

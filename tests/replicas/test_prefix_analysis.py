@@ -1,6 +1,7 @@
 """The account of hits and of what blocked longer ones: salts, namespaces, divergence, and silence."""
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -171,3 +172,23 @@ def test_the_account_is_kept_on_a_thread_of_its_own_and_closes_clean() -> None:
     thread.close()
     assert thread.stats()["cache_requests_miss"] == 50
     assert thread.stats()["cache_requests_left_out"] == 0
+
+
+def test_an_account_that_fails_says_so_and_lets_no_prompts_pile_up(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(keys: Sequence[bytes]) -> int:
+        raise ZeroDivisionError("a fault")
+
+    thread = AnalysisThread(PrefixAnalysis(fail))
+    assert thread.stats()["cache_analysis_thread_alive"] == 1
+    thread.put(started(tokens_of(600)))
+    deadline = time.monotonic() + 10
+    while thread.stats()["cache_analysis_thread_alive"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert record.exc_info is not None
+    for seed in range(3):
+        thread.put(started(tokens_of(100, seed)))
+    assert thread.stats()["cache_requests_left_out"] == 3
+    thread.close()
