@@ -6,13 +6,13 @@ the object.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
 import redis
 
 from warmstate.cache_store.event_applier import EventApplier
-from warmstate.cache_store.events import decode_entry
+from warmstate.cache_store.events import decode_entry, decode_lost_segments
 from warmstate.cache_store.index_loader import read_snapshots, scan_checkpoints
 from warmstate.cache_store.names import index_names
 from warmstate.cache_store.prefix_index import PrefixIndex
@@ -30,8 +30,9 @@ _LAST_RETRY_S = 2.0
 
 
 class EventFollower:
-    """Follows one namespace until `close`. `on_reset` is called on the follower's thread when the stream was lost, and
-    with it, most likely, all that the server held."""
+    """Follows one namespace until `close`. On the follower's thread `on_reset` is called when the stream was lost, and
+    with it, most likely, all that the server held; `on_lost_segments` with the prefix keys whose KV segments the store
+    no longer holds."""
 
     def __init__(
         self,
@@ -39,11 +40,13 @@ class EventFollower:
         namespace: bytes,
         index: PrefixIndex,
         on_reset: Callable[[], None] = lambda: None,
+        on_lost_segments: Callable[[Sequence[bytes]], None] = lambda keys: None,
     ) -> None:
         self._client = open_client(address, 1, timeout_s=_BLOCK_MS / 1000 + address.operation_timeout_s)
         self._names = index_names(namespace)
         self._applier = EventApplier(index)
         self._on_reset = on_reset
+        self._on_lost_segments = on_lost_segments
         self._last_id: str | None = None
         self._counts = {"events_read": 0, "stream_resets": 0, "follower_failures": 0, "rows_loaded": 0}
         self._caught_up = threading.Event()
@@ -108,6 +111,8 @@ class EventFollower:
                 entry = decode_entry(fields)
                 if entry is not None:
                     self._applier.apply(entry)
+                elif lost := decode_lost_segments(fields):
+                    self._on_lost_segments(lost)
                 self._last_id = entry_id.decode()
             self._counts["events_read"] += len(entries)
             if len(entries) < _BATCH:

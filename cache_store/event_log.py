@@ -5,14 +5,14 @@ Knows neither who reads nor why a prefix became usable.
 
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import redis
 
-from warmstate.cache_store.events import EventEntry, PrefixEvent
+from warmstate.cache_store.events import EventEntry, PrefixEvent, encode_lost_segments
 from warmstate.cache_store.index_rows import StoredCheckpoint, StoredSegment
 from warmstate.cache_store.names import NAMESPACES, index_names, snapshot_name
 from warmstate.cache_store.prefix_index import IndexRow
@@ -26,6 +26,7 @@ SNAPSHOT_TTL_MS = 100_000
 _BATCH = 256
 _MAX_WAITING = 10_000
 _MAX_WAITING_HITS = 10_000
+_MAX_WAITING_LOST = 10_000
 _RETRY_S = 0.5
 _LOOK_PERIOD_S = 1.0
 _CLOSE_TIMEOUT_S = 3.0
@@ -68,8 +69,9 @@ class EventLog:
         self._snapshot_period_s = snapshot_period_s
         self._wake = threading.Condition()
         self._waiting: deque[_Told] = deque()
-        self._live: OrderedDict[tuple[bytes, bool], _Told] = OrderedDict()
+        self._live: dict[tuple[bytes, bool], _Told] = {}
         self._hits: Counter[bytes] = Counter()
+        self._lost_segments: set[bytes] = set()
         self._next_seq = 0
         self._counts = Counter(dict.fromkeys(("sent", "lost", "hits_sent", "hits_lost", "snapshots"), 0))
         self._last_id: bytes | None = None
@@ -107,6 +109,12 @@ class EventLog:
             else:
                 self._counts["hits_lost"] += 1
 
+    def tell_lost_segment(self, key: bytes) -> None:
+        """Queues the news that the store no longer holds the KV segment of this prefix key."""
+        with self._wake:
+            self._queue_lost_segment(key)
+            self._wake.notify()
+
     def stats(self) -> dict[str, float]:
         """Counters since the start, what waits now, and the age of the last snapshot (0 before the first)."""
         with self._wake:
@@ -138,7 +146,7 @@ class EventLog:
         if event.op == "add":
             self._live[name] = told
             if len(self._live) > MAX_SNAPSHOT_ROWS:
-                self._live.popitem(last=False)
+                del self._live[next(iter(self._live))]
 
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
@@ -154,21 +162,23 @@ class EventLog:
         """Waits for events; they stay queued until they are sent. Empty when it is time to look after the stream, None
         when closed and nothing waits."""
         with self._wake:
-            self._wake.wait_for(lambda: self._waiting or self._closed, _LOOK_PERIOD_S)
+            self._wake.wait_for(lambda: self._waiting or self._lost_segments or self._closed, _LOOK_PERIOD_S)
             if not self._waiting:
-                return None if self._closed and not self._hits else []
+                return None if self._closed and not self._hits and not self._lost_segments else []
             return [self._waiting[index] for index in range(min(_BATCH, len(self._waiting)))]
 
     def _send(self, batch: list[_Told]) -> bool:
         """Looks for our last entry and adds the batch in one transaction, so that no restart falls between the two."""
         last_id = self._last_id
         with self._wake:
-            first_seq, hits = self._next_seq, self._hits
-            self._hits = Counter()
+            first_seq, hits, lost = self._next_seq, self._hits, self._lost_segments
+            self._hits, self._lost_segments = Counter(), set()
         pipeline = self._client.pipeline(transaction=True)
         if last_id is not None:
             pipeline.xrange(self._names.events, last_id, last_id, count=1)
         self._add_hits(pipeline, hits)
+        if lost:
+            self._add_entry(pipeline, encode_lost_segments(lost))
         if batch:
             pipeline.sadd(self._names.replicas, self._replica_id)
         for seq, told in enumerate(batch, start=first_seq):
@@ -179,20 +189,28 @@ class EventLog:
                 self._last_id = replies[-1]
                 self._drop_sent(first_seq + len(batch), len(batch))
             self._counts["hits_sent"] += hits.total()
-            hits = Counter()
+            hits, lost = Counter(), set()
             if last_id is not None and not replies[0]:
                 self._tell_all_again()
             self._write_snapshot_if_due()
         except (redis.RedisError, OSError):
-            self._put_back(hits)
+            self._put_back(hits, lost)
             return False
         return True
 
-    def _put_back(self, hits: Counter[bytes]) -> None:
+    def _put_back(self, hits: Counter[bytes], lost: set[bytes]) -> None:
         """After a failure; what was sent all the same is told twice, which a hint survives."""
         with self._wake:
             self._hits.update(hits)
+            for key in lost:
+                self._queue_lost_segment(key)
             self._snapshot_is_due = True
+
+    def _queue_lost_segment(self, key: bytes) -> None:
+        if key in self._lost_segments or len(self._lost_segments) < _MAX_WAITING_LOST:
+            self._lost_segments.add(key)
+        else:
+            self._counts["lost"] += 1
 
     def _add(self, pipeline: Any, seq: int, told: _Told) -> None:
         """The rows first, the entry last: its id is the batch's last reply."""
@@ -204,8 +222,10 @@ class EventLog:
         elif event.is_of_store:
             for name in (names.checkpoints, names.hits, names.uses):
                 pipeline.hdel(name, event.key)
-        fields = EventEntry(self._replica_id, self._epoch, seq, event).encode()
-        pipeline.xadd(names.events, dict(fields.items()), maxlen=STREAM_MAX_ENTRIES, approximate=True)
+        self._add_entry(pipeline, EventEntry(self._replica_id, self._epoch, seq, event).encode())
+
+    def _add_entry(self, pipeline: Any, fields: Mapping[str, str | int | bytes]) -> None:
+        pipeline.xadd(self._names.events, dict(fields), maxlen=STREAM_MAX_ENTRIES, approximate=True)
 
     def _add_hits(self, pipeline: Any, hits: Counter[bytes]) -> None:
         now_ms = time.time_ns() // 1_000_000
@@ -240,8 +260,9 @@ class EventLog:
         last = cast(list[tuple[bytes, object]], self._client.xrevrange(self._names.events, count=1))
         stream_id = last[0][0].decode() if last else "0-0"
         with self._wake:
-            rows = {key: _row_of(told.event) for (key, is_of_store), told in self._live.items() if not is_of_store}
-            next_seq = self._next_seq + len(self._waiting)
+            live, next_seq = list(self._live.values()), self._next_seq + len(self._waiting)
+        # Not under the lock, for which callers of `append` would wait: there may be tens of thousands.
+        rows = {told.event.key: _row_of(told.event) for told in live if not told.event.is_of_store}
         snapshot = Snapshot(self._replica_id, self._namespace, self._epoch, next_seq, stream_id, rows)
         pipeline = self._client.pipeline(transaction=False)
         pipeline.sadd(self._names.replicas, self._replica_id)

@@ -2,13 +2,16 @@
 
 `seq` grows by one per entry of a replica and epoch, so that a reader sees a gap. What the shared store holds is told
 with tier "store" and belongs to the holder `STORE_HOLDER`, whoever wrote it.
+
+That KV segments are gone from the store is told by entries of another form, without a number: whoever takes them for
+there leaves them out of what it puts. Whoever only asks which prefixes are usable passes them over.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from warmstate.cache_store.keys import BLOCK_TOKENS
+from warmstate.cache_store.keys import BLOCK_TOKENS, KEY_BYTES, split_keys
 from warmstate.cache_store.prefix_index import STORE_HOLDER, Tier
 
 _OPS: Mapping[bytes, Literal["add", "remove"]] = {b"add": "add", b"remove": "remove"}
@@ -63,3 +66,14 @@ def decode_entry(fields: Mapping[bytes, bytes]) -> EventEntry | None:
     except (KeyError, ValueError):
         return None
     return entry if event.position > 0 and event.position % BLOCK_TOKENS == 0 else None
+
+
+def encode_lost_segments(keys: Iterable[bytes]) -> dict[str, bytes]:
+    """An entry that tells of which prefix keys the store no longer holds the KV segment."""
+    return {"lost": b"".join(keys)}
+
+
+def decode_lost_segments(fields: Mapping[bytes, bytes]) -> list[bytes]:
+    """The prefix keys whose KV segments an entry says are lost; none for one of another form."""
+    joined = fields.get(b"lost", b"")
+    return [] if len(joined) % KEY_BYTES else split_keys(joined)

@@ -1,14 +1,15 @@
 """Owns how the lease holder changes the index: rows and the events that tell of them together, under its fence."""
 
+import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
 from warmstate.cache_store.event_log import STREAM_MAX_ENTRIES
-from warmstate.cache_store.events import EventEntry, PrefixEvent
+from warmstate.cache_store.events import EventEntry, PrefixEvent, encode_lost_segments
 from warmstate.cache_store.index_rows import StoredCheckpoint, StoredSegment
 from warmstate.cache_store.lease import EvictionLease
 from warmstate.cache_store.names import NAMESPACES, IndexNames
@@ -44,7 +45,7 @@ class IndexEditor:
         self._next_seq: Counter[tuple[str, int]] = Counter()
 
     def remove(self, names: IndexNames, rows: RowsOf) -> None:
-        """Removes rows, with all that is counted of them, and tells followers.
+        """Removes rows, with all that is counted of them, and tells followers, who must put lost KV segments again.
 
         A full server takes no entries: then followers find out when they use what is gone.
         """
@@ -55,10 +56,15 @@ class IndexEditor:
             for seq, (key, row) in enumerate(rows.checkpoints.items(), start=first_seq)
         ]
         try:
-            self._lease.change(names, lambda pipeline: _queue_removal(pipeline, names, rows, entries))
+            self._lease.change(names, lambda pipeline: _queue_removal(pipeline, names, rows, entries, rows.segments))
             self._next_seq[names.short, epoch] += len(entries)
         except redis.exceptions.OutOfMemoryError:
-            self._lease.change_when_full(names, lambda pipeline: _queue_removal(pipeline, names, rows, []))
+            self._lease.change_when_full(names, lambda pipeline: _queue_removal(pipeline, names, rows, [], ()))
+
+    def tell_lost_segments(self, names: IndexNames, keys: Collection[bytes]) -> None:
+        """Tells followers of KV segments that are gone and had no rows. A full server takes no entries, as above."""
+        with contextlib.suppress(redis.exceptions.OutOfMemoryError):
+            self._lease.change(names, lambda pipeline: _queue_entry(pipeline, names, encode_lost_segments(keys)))
 
     def remove_unreadable(self, names: IndexNames, checkpoints: Sequence[bytes], segments: Sequence[bytes]) -> None:
         """Removes fields that hold no row; nobody has ever taken them for one, so nobody is told."""
@@ -73,11 +79,19 @@ class IndexEditor:
         client.hdel(NAMESPACES, names.short)
 
 
-def _queue_removal(pipeline: Any, names: IndexNames, rows: RowsOf, entries: Sequence[EventEntry]) -> None:
+def _queue_removal(
+    pipeline: Any, names: IndexNames, rows: RowsOf, entries: Sequence[EventEntry], lost: Collection[bytes]
+) -> None:
     if rows.checkpoints:
         for name in (names.checkpoints, names.hits, names.uses):
             pipeline.hdel(name, *rows.checkpoints)
     if rows.segments:
         pipeline.hdel(names.segments, *rows.segments)
     for entry in entries:
-        pipeline.xadd(names.events, dict(entry.encode().items()), maxlen=STREAM_MAX_ENTRIES, approximate=True)
+        _queue_entry(pipeline, names, entry.encode())
+    if lost:
+        _queue_entry(pipeline, names, encode_lost_segments(lost))
+
+
+def _queue_entry(pipeline: Any, names: IndexNames, fields: Mapping[str, str | int | bytes]) -> None:
+    pipeline.xadd(names.events, dict(fields), maxlen=STREAM_MAX_ENTRIES, approximate=True)

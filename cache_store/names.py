@@ -105,7 +105,7 @@ class IndexNames:
 
     @property
     def events(self) -> str:
-        """Stream of `events.EventEntry`."""
+        """Stream of `events.EventEntry` and of lost KV segments."""
         return f"ws:ev:{{{self.short}}}"
 
     @property

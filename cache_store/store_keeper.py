@@ -4,6 +4,7 @@ A thread of its own, which stands by while another replica holds the lease. It s
 the objects they describe, in a transaction that a later holder of the lease makes fail.
 """
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -18,11 +19,13 @@ from warmstate.cache_store.eviction_rows import EvictionReason
 from warmstate.cache_store.index_editor import IndexEditor, RowsOf
 from warmstate.cache_store.index_loader import read_namespaces, read_snapshots, sample_checkpoints, sample_segments
 from warmstate.cache_store.lease import LEASE_TTL_MS, EvictionLease
-from warmstate.cache_store.names import IndexNames, ObjectName, checkpoint_names, replica_row_name, segment_name
-from warmstate.cache_store.orphans import OrphanSearch
+from warmstate.cache_store.names import IndexNames, checkpoint_names, replica_row_name, segment_name
+from warmstate.cache_store.orphans import GRACE_S, OrphanSearch
 from warmstate.cache_store.redis_client import StoreAddress, open_client
 from warmstate.cache_store.renewal import Renewal
 from warmstate.cache_store.store_ledger import load_ledger, plan
+
+logger = logging.getLogger(__name__)
 
 KEEPER_PERIOD_S = 5.0
 
@@ -67,6 +70,7 @@ class StoreKeeper:
         limits: KeeperLimits,
         period_s: float = KEEPER_PERIOD_S,
         lease_ttl_ms: int = LEASE_TTL_MS,
+        orphan_grace_s: float = GRACE_S,
     ) -> None:
         self._index = open_client(index, max_connections=2)
         self._payload = open_client(payload, max_connections=1)
@@ -74,7 +78,7 @@ class StoreKeeper:
         self._period_s = period_s
         self._lease = EvictionLease(self._index, candidate, lease_ttl_ms)
         self._editor = IndexEditor(self._lease, candidate)
-        self._orphans = OrphanSearch(self._index, self._payload)
+        self._orphans = OrphanSearch(self._index, self._payload, orphan_grace_s)
         self._renewal = Renewal(self._index, self._payload)
         self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
         self._gauges: dict[str, float] = dict.fromkeys(("used_bytes", "budget_bytes", "rows", "index_bytes"), 0.0)
@@ -86,7 +90,7 @@ class StoreKeeper:
         """Counters since the start, and how full the store was when this replica last looked."""
         counts = {name: float(count) for name, count in self._counts.items()}
         lease = {"lease_held": float(self._lease.is_held), "lease_lost": float(self._lease.num_lost)}
-        return {**counts, **self._gauges, **lease}
+        return {**counts, **self._gauges, **lease, "thread_alive": float(self._thread.is_alive())}
 
     def close(self) -> None:
         """Ends the thread after the batch that it is at, and lets another replica take over at once."""
@@ -94,6 +98,18 @@ class StoreKeeper:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._keep()
+        except Exception:
+            logger.exception("the thread that looks after the store has ended; another replica takes over")
+        try:
+            self._lease.release()
+        except (redis.RedisError, OSError):
+            self._counts["failures"] += 1
+        self._index.close()
+        self._payload.close()
+
+    def _keep(self) -> None:
         while not self._closing.wait(self._period_s):
             try:
                 if self._lease.hold():
@@ -102,12 +118,6 @@ class StoreKeeper:
                 self._counts["failures"] += 1
             except LeaseLost:
                 continue
-        try:
-            self._lease.release()
-        except (redis.RedisError, OSError):
-            self._counts["failures"] += 1
-        self._index.close()
-        self._payload.close()
 
     def _round(self) -> None:
         """One look at everything, in bounded steps."""
@@ -123,7 +133,7 @@ class StoreKeeper:
             self._counts["checkpoints_renewed"] += self._renewal.renew(each)
             self._reconcile(each)
             self._forget_dead_replicas(each)
-        self._remove_objects(self._orphans.find(), "orphans_removed")
+        self._remove_orphans(names)
         for short, (_, said_ms) in namespaces.items():
             if _now_ms() - said_ms > 1000 * self._limits.dead_after_s:
                 self._editor.forget_namespace(self._index, names[short])
@@ -209,9 +219,15 @@ class StoreKeeper:
         if dead:
             self._lease.change(names, lambda pipeline: pipeline.srem(names.replicas, *dead))
 
-    def _remove_objects(self, objects: Sequence[ObjectName], counter: str) -> None:
+    def _remove_orphans(self, namespaces: Mapping[str, IndexNames]) -> None:
+        """A writer that could not finish its checkpoint still takes the KV that it did put for there."""
+        objects = self._orphans.find()
         self._unlink([str(each) for each in objects])
-        self._counts[counter] += len(objects)
+        self._counts["orphans_removed"] += len(objects)
+        for short, names in namespaces.items():
+            lost = [each.prefix for each in objects if each.kind == "kv" and each.short_namespace == short]
+            if lost:
+                self._editor.tell_lost_segments(names, lost)
 
     def _unlink(self, objects: Sequence[str]) -> None:
         # One command per key: on a cluster they lie in different slots.

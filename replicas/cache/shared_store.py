@@ -83,7 +83,13 @@ class SharedStore:
         self._log = EventLog(index, names.namespace, replica_id, epoch, keeps_store_rows=index.url != payload.url)
         self.directory = EventDirectory(prefixes, self._log, epoch, config.ttl_s)
         self.link = StoreLink(self._store, self.directory, names, loop, _fetch_timeout(payload), max_in_flight_bytes)
-        self._follower = EventFollower(index, names.namespace, prefixes, on_reset=self.link.forget_stored)
+        self._follower = EventFollower(
+            index,
+            names.namespace,
+            prefixes,
+            on_reset=self.link.forget_stored,
+            on_lost_segments=self.link.forget_segments,
+        )
         self.elsewhere = OtherNamespaces(index, names.namespace)
         self._keeper = StoreKeeper(index, payload, replica_id, config.keeper)
 

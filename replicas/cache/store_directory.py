@@ -39,6 +39,9 @@ class EventDirectory:
             self._index.remove(key, STORE_HOLDER)
             self._log.append(PrefixEvent("remove", key, position, "store"))
 
+    def tell_lost_segment(self, key: bytes) -> None:
+        self._log.tell_lost_segment(key)
+
     def tell_local(self, key: bytes, position: int, usable: bool) -> None:
         """Tells routers that this replica's own tiers can, or can no longer, serve a prefix."""
         self._log.append(PrefixEvent("add" if usable else "remove", key, position, "host"))

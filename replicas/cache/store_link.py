@@ -50,6 +50,10 @@ class StoreDirectory(Protocol):
         """Tells every replica that the store no longer serves this prefix."""
         ...
 
+    def tell_lost_segment(self, key: bytes) -> None:
+        """Tells every replica that the store no longer holds the KV segment of this prefix key."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Publication:
@@ -119,6 +123,10 @@ class StoreLink:
     def forget_stored(self) -> None:
         """The store has lost what it held; from any thread."""
         self._known.clear()
+
+    def forget_segments(self, prefix_keys: Sequence[bytes]) -> None:
+        """The store no longer holds these KV segments, so that they must be put again; from any thread."""
+        self._known.remove_segments(prefix_keys)
 
     def fetch(
         self,
@@ -200,7 +208,10 @@ class StoreLink:
             done(outcome)
 
     def _unlearn(self, key: ObjectKey, keys: Sequence[bytes]) -> None:
-        """An object that is gone makes every deeper prefix on this path unusable."""
+        """An object that is gone makes every deeper prefix on this path unusable. A lost segment is told first: who
+        hears that a prefix is gone may put it again at once."""
+        if key.kind == "kv":
+            self._directory.tell_lost_segment(key.prefix)
         for index in range(key.position // BLOCK_TOKENS - 1, len(keys)):
             self._directory.remove(keys[index], (index + 1) * BLOCK_TOKENS)
 

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -11,7 +13,13 @@ from warmstate.cache_store.embedded import EmbeddedServer
 from warmstate.cache_store.event_applier import EventApplier
 from warmstate.cache_store.event_follower import EventFollower
 from warmstate.cache_store.event_log import EventLog
-from warmstate.cache_store.events import EventEntry, PrefixEvent, decode_entry
+from warmstate.cache_store.events import (
+    EventEntry,
+    PrefixEvent,
+    decode_entry,
+    decode_lost_segments,
+    encode_lost_segments,
+)
 from warmstate.cache_store.index_rows import StoredCheckpoint
 from warmstate.cache_store.names import events_name, index_names, snapshot_name
 from warmstate.cache_store.prefix_index import STORE_HOLDER, IndexRow, PrefixIndex, Tier
@@ -238,6 +246,68 @@ def test_a_writer_never_waits_for_a_server_that_is_away(namespace: bytes, write:
     assert log.stats()["events_waiting"] == 10_000
 
 
+def test_lost_kv_segments_are_told_and_leave_the_index_and_its_numbers_alone(
+    server: EmbeddedServer, namespace: bytes, write: Write, eventually: Eventually
+) -> None:
+    index = PrefixIndex()
+    lost: list[bytes] = []
+    follower = EventFollower(server.address, namespace, index, on_lost_segments=lost.extend)
+    log = write(server.address, namespace, "a")
+    tell(log, added(3, "store"))
+    for number in (3, 7, 3):
+        log.tell_lost_segment(KEYS[number])
+    eventually(lambda: set(lost) == {KEYS[3], KEYS[7]})
+    tell(log, added(0))
+    eventually(lambda: index.deepest(KEYS) == {"a": 64, STORE_HOLDER: 256})
+    assert follower.stats()["event_gaps"] == 0
+    follower.close()
+
+
+def test_lost_kv_segments_are_told_before_a_log_closes(
+    server: EmbeddedServer, namespace: bytes, connect: Callable[[StoreAddress], redis.Redis]
+) -> None:
+    log = EventLog(server.address, namespace, "a", 1)
+    log.tell_lost_segment(KEYS[3])
+    log.close()
+    client: Any = connect(server.address)
+    ((_, fields),) = client.xrange(events_name(namespace))
+    assert decode_lost_segments(fields) == [KEYS[3]]
+
+
+def test_lost_kv_segments_that_wait_for_a_server_are_bounded(namespace: bytes, write: Write) -> None:
+    log = write(StoreAddress("redis://127.0.0.1:1/0"), namespace, "a")
+    for number in range(30_000):
+        log.tell_lost_segment(number.to_bytes(32, "big"))
+    # Ten thousand may wait, beside as many that are just being sent.
+    assert log.stats()["events_lost"] >= 10_000
+
+
+class WatchedKey(bytes):
+    """Whenever the log's own thread looks at it, notes whether somebody else could use the log meanwhile."""
+
+    log: EventLog
+    was_free: list[bool]
+
+    def __hash__(self) -> int:
+        if threading.current_thread().name == "warmstate-events":
+            other = threading.Thread(target=self.log.stats, daemon=True)
+            other.start()
+            other.join(2)
+            self.was_free.append(not other.is_alive())
+        return super().__hash__()
+
+
+def test_nobody_waits_for_the_rows_of_a_snapshot(
+    server: EmbeddedServer, namespace: bytes, eventually: Eventually
+) -> None:
+    log, key = EventLog(server.address, namespace, "a", 1, snapshot_period_s=0.0), WatchedKey(KEYS[0])
+    key.log, key.was_free = log, []
+    log.append(PrefixEvent("add", key, 64, "host"))
+    eventually(lambda: len(key.was_free) > 1)
+    assert all(key.was_free)
+    log.close()
+
+
 def test_entries_come_back_as_they_were_and_strangers_are_none() -> None:
     entry = EventEntry("a", 2**60, 5, removed(3, "store"))
     fields = {
@@ -251,3 +321,11 @@ def test_entries_come_back_as_they_were_and_strangers_are_none() -> None:
     assert decode_entry({**fields, b"s": b"x"}) is None
     for position in (b"0", b"-64", b"32"):
         assert decode_entry({**fields, b"p": position}) is None
+    assert decode_lost_segments(fields) == []
+
+
+def test_an_entry_of_lost_kv_segments_is_none_to_whoever_asks_for_prefixes() -> None:
+    fields = {name.encode(): value for name, value in encode_lost_segments(KEYS[:3]).items()}
+    assert decode_lost_segments(fields) == KEYS[:3]
+    assert decode_entry(fields) is None
+    assert decode_lost_segments({b"lost": b"short"}) == []

@@ -16,7 +16,7 @@ from warmstate.cache_store.event_log import EventLog
 from warmstate.cache_store.events import PrefixEvent
 from warmstate.cache_store.index_loader import scan_checkpoints, scan_segments
 from warmstate.cache_store.index_rows import ROW_VERSION, StoredCheckpoint, StoredSegment
-from warmstate.cache_store.names import NAMESPACES, IndexNames, checkpoint_names, index_names, segment_name
+from warmstate.cache_store.names import LEASE, NAMESPACES, IndexNames, checkpoint_names, index_names, segment_name
 from warmstate.cache_store.orphans import OrphanSearch
 from warmstate.cache_store.prefix_index import PrefixIndex
 from warmstate.cache_store.redis_client import StoreAddress
@@ -36,6 +36,7 @@ class Shelf:
     """Puts checkpoints and their KV into a store as a replica does: objects first, then rows."""
 
     def __init__(self, address: StoreAddress, client: redis.Redis, namespace: bytes) -> None:
+        self.address = address
         self.client = client
         self.names = index_names(namespace)
         self.log = EventLog(address, namespace, "writer", 1)
@@ -128,10 +129,9 @@ def keep(server: EmbeddedServer) -> Iterator[Callable[..., StoreKeeper]]:
 
     def start(candidate: str = "a", payload: StoreAddress | None = None, **limits: float) -> StoreKeeper:
         ttl_ms = int(limits.pop("lease_ttl_ms", 15_000))
+        grace_s = limits.pop("orphan_grace_s", 60.0)
         chosen = KeeperLimits(**limits)  # type: ignore[arg-type]
-        keepers.append(
-            StoreKeeper(server.address, payload or server.address, candidate, chosen, 0.1, lease_ttl_ms=ttl_ms)
-        )
+        keepers.append(StoreKeeper(server.address, payload or server.address, candidate, chosen, 0.1, ttl_ms, grace_s))
         return keepers[-1]
 
     yield start
@@ -246,6 +246,34 @@ def test_rows_of_what_the_server_lost_disappear_without_anybody_asking(
     eventually(lambda: len(scan_segments(shelf.client, shelf.names)) == 9)
     assert keeper.stats()["rows_reconciled"] == 8
     assert keeper.stats()["evicted_bytes"] == 0
+
+
+def test_replicas_are_told_of_lost_and_of_ownerless_kv(shelf: Shelf, keep: Keep, eventually: Eventually) -> None:
+    """They put no segment that they have lately seen, and would tell of checkpoints whose KV is not there."""
+    shelf.put("ab", 512)
+    shelf.told()
+    told: list[bytes] = []
+    follower = EventFollower(shelf.address, bytes.fromhex(_digest(shelf)), PrefixIndex(), on_lost_segments=told.extend)
+    shelf.client.unlink(segment_name(shelf.names, shelf.key("ab", 256)))
+    shelf.client.set(segment_name(shelf.names, b"o" * 32), b"x")
+    keep(orphan_grace_s=0.0)
+    eventually(lambda: set(told) == {shelf.key("ab", 256), b"o" * 32})
+    follower.close()
+
+
+def test_a_keeper_that_fails_says_so_and_gives_up_the_lease(
+    shelf: Shelf, keep: Keep, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf.put("a", 320)
+    shelf.told()
+    keeper = keep()
+    eventually(lambda: keeper.stats()["rounds"] > 0)
+    assert keeper.stats()["thread_alive"] == 1
+    shelf.client.set(shelf.names.fence, "no number")
+    eventually(lambda: keeper.stats()["thread_alive"] == 0)
+    (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert record.exc_info is not None
+    assert not shelf.client.exists(LEASE)
 
 
 def test_without_a_budget_and_a_maxmemory_nothing_is_evicted(

@@ -214,6 +214,7 @@ class SharedIndex:
     def __init__(self) -> None:
         self.positions: dict[bytes, int] = {}
         self.removed: list[int] = []
+        self.lost_segments: list[bytes] = []
         self.num_hits = 0
 
     def find_positions(self, keys: Sequence[bytes]) -> list[int]:
@@ -228,6 +229,9 @@ class SharedIndex:
     def remove(self, key: bytes, position: int) -> None:
         if self.positions.pop(key, None) is not None:
             self.removed.append(position)
+
+    def tell_lost_segment(self, key: bytes) -> None:
+        self.lost_segments.append(key)
 
 
 class Sharing:

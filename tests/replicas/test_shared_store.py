@@ -12,9 +12,10 @@ import pytest
 from warmstate.cache_store.embedded import EmbeddedServer
 from warmstate.cache_store.events import decode_entry
 from warmstate.cache_store.index_loader import scan_checkpoints, scan_numbers, scan_segments
-from warmstate.cache_store.keys import chain_root, prefix_keys
-from warmstate.cache_store.names import index_names
+from warmstate.cache_store.keys import ObjectKey, chain_root, prefix_keys
+from warmstate.cache_store.names import index_names, segment_name
 from warmstate.cache_store.redis_client import open_client
+from warmstate.cache_store.store_keeper import KeeperLimits, StoreKeeper
 from warmstate.replicas.cache.shared_store import SharedStore, store_endpoints
 from warmstate.replicas.cache.state_codec import CheckpointNames
 from warmstate.replicas.config import CacheConfig, StoreConfig
@@ -202,6 +203,40 @@ def test_dead_objects_are_a_cold_start_and_their_rows_go(
     colder, last = replica(payload, index)
     assert ask(colder).num_cached_tokens == 0
     assert last.link.stats()["fetch_misses_absent"] == 1
+    client.close()
+
+
+@pytest.mark.parametrize("finder", ["reader", "keeper"])
+def test_kv_that_the_store_lost_is_put_again_by_those_who_once_put_it(
+    start_server: Build, replica: Build, ask: Build, prompt_of: Build, namespace: bytes, finder: str
+) -> None:
+    """A checkpoint was told of though some of its KV had gone meanwhile."""
+    server = start_server(eviction_policy="noeviction")
+    engine, shared = replica(server)
+    ask(engine)
+    all_told(shared, 1)
+    client, names = open_client(server.address, 1), index_names(namespace)
+    lost = path_of(prompt_of, 600)[3]
+    client.unlink(segment_name(names, lost))
+    if finder == "reader":
+        cold, other = replica(server)
+        # It computes all, and shall not itself put again what it found lost.
+        client.config_set("maxmemory", 1)
+        assert ask(cold).num_cached_tokens == 0
+        wait_for(lambda: any(n for name, n in other.link.stats().items() if name.startswith("publish_dropped")))
+        client.config_set("maxmemory", 64 << 20)
+        assert other.link.stats()["fetch_misses_absent"] == 1
+    else:
+        keeper = StoreKeeper(server.address, server.address, "a", KeeperLimits(), 0.05)
+        wait_for(lambda: lost not in scan_segments(client, names))
+        keeper.close()
+    wait_for(lambda: shared.link.lacks(ObjectKey("kv", namespace, lost, 256)))
+    deeper = ask(engine, length=900)
+    all_told(shared, 2)
+    cold, _ = replica(server)
+    fetched = ask(cold, length=900)
+    assert (fetched.num_cached_tokens, fetched.cache_source) == (896, "store")
+    assert fetched.output == deeper.output
     client.close()
 
 
