@@ -108,7 +108,7 @@ def _configured(config: AppConfig) -> tuple[StoreAddress, StoreAddress]:
     assert store.url is not None, "the schema asks for it"
     payload = StoreAddress(
         store.url,
-        config.redis_password(),
+        config.redis_password() or _known_password(store.url),
         connect_timeout_s=store.connect_timeout_s,
         operation_timeout_s=store.operation_timeout_s,
         username=store.username,
@@ -119,13 +119,17 @@ def _configured(config: AppConfig) -> tuple[StoreAddress, StoreAddress]:
     return replace(payload, url=store.index_url, password=config.redis_index_password()), payload
 
 
+def _known_password(url: str) -> str | None:
+    """That of an embedded store of this user's at `url`; None when there is none."""
+    return next((store.password for store in find_running_stores() if store.url == url), None)
+
+
 def _running() -> tuple[StoreAddress, StoreAddress]:
     stores = find_running_stores()
     if len(stores) != 1:
         found = ", ".join(store.url for store in stores) or "none"
         raise ConfigError(
-            f"embedded stores of yours that run on this machine: {found}; name the one you mean with --store-url and "
-            f"its password in {REDIS_PASSWORD_VARIABLE}"
+            f"embedded stores of yours that run on this machine: {found}; name the one you mean with --store-url"
         )
     address = StoreAddress(stores[0].url, stores[0].password)
     return address, address

@@ -42,9 +42,10 @@ class RequestParser:
 def _invalid(error: ValidationError) -> InvalidRequest:
     problems = error.errors(include_url=False, include_context=False)
     path = field_path(problems[0]["loc"])
-    # The branches of a union report apart; the one that got furthest into the value is the one that was meant.
+    # The branches of a union report apart; the one that got furthest into the value, or found fault with no more than
+    # its content, is the one that was meant.
     same_field = [problem for problem in problems if field_path(problem["loc"]).startswith(path)]
-    problem = max(same_field, key=lambda candidate: len(candidate["loc"]))
+    problem = max(same_field, key=lambda candidate: (len(candidate["loc"]), _is_of_content(candidate)))
     path = field_path(problem["loc"])
     return InvalidRequest(_sentence(path, problem), param=path or None)
 
@@ -65,6 +66,10 @@ def field_path(location: tuple[int | str, ...]) -> str:
         elif not _is_branch(part):
             path += f".{part[:80]}" if path else part
     return path
+
+
+def _is_of_content(problem: ErrorDetails) -> bool:
+    return not problem["type"].endswith("_type")
 
 
 def _is_branch(part: str) -> bool:

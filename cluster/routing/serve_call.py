@@ -1,5 +1,6 @@
 """The call from the ingress to a replica through a Ray Serve handle, and what Ray raises on the way."""
 
+import contextvars
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -17,7 +18,9 @@ def serve_call(handle: Any) -> ReplicaCall:
     method = handle.options(method_name="generate", stream=True)
 
     async def call(request: GenerateRequest, route: RouteHint) -> AsyncGenerator[RoutedReply, None]:
-        response = method.remote(request, route=route)
+        # Calls made in the context of one HTTP request share its internal id, by which Serve's router tells apart those
+        # that wait for a replica: of two at once it would lose one for ever. Outside it each gets an id of its own.
+        response = contextvars.Context().run(method.remote, request, route=route)
         ended = False
         try:
             async for routed in response:

@@ -301,6 +301,8 @@ def test_the_embedded_store_that_runs_here_is_found(
     code, _, err = cache("ls", url=None)
     assert code == 2
     assert server.url in err
+    # Which one was meant is enough: its password is known.
+    assert cache("ls", url=server.url)[1].splitlines()[1].startswith("01")
     assert not (path.parent / "999999999.json").exists()
 
 

@@ -150,6 +150,11 @@ def test_a_bad_field_is_a_400_that_names_it(
     assert not replica.requests
 
 
+def test_too_many_stop_strings_are_told_their_limit(http: httpx.Client) -> None:
+    body = {"messages": HELLO, "stop": ["x"] * 17}
+    assert "at most 16" in _error(http.post(CHAT, content=json.dumps(body)))["message"]
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b'"x"', b"\xff", b'{"messages": [{"role": "user", "content": "\\ud800"}]}']
 )

@@ -80,6 +80,17 @@ def cached_tokens(answer: Any) -> int:
     return cached
 
 
+def test_the_sequences_of_one_request_each_get_what_they_get_alone(client: openai.OpenAI) -> None:
+    def texts(prompt: str | list[str], n: int) -> list[str]:
+        answer = client.completions.create(
+            model="demo", prompt=prompt, n=n, max_tokens=4, temperature=0, extra_body={"ignore_eos": True}, timeout=60
+        )
+        return [choice.text for choice in answer.choices]
+
+    alone = [texts(prompt, 1)[0] for prompt in ("a b c", "d e f")]
+    assert texts(["a b c", "d e f"], 2) == [alone[0], alone[0], alone[1], alone[1]]
+
+
 def test_sixteen_mixed_requests_at_once_each_get_what_they_get_alone(server: Any, replica_ids: list[str]) -> None:
     rng = random.Random(16)
     requests: list[dict[str, Any]] = [
