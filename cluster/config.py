@@ -1,5 +1,6 @@
 """The one schema of the application, for `--config FILE` and for the `args` of a Serve config. Knows no Ray."""
 
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from redis.connection import parse_url
 
 from warmstate.cluster.launch.launch_errors import ConfigError
@@ -185,8 +187,19 @@ def parse_config(values: Mapping[str, Any]) -> AppConfig:
     try:
         return AppConfig.model_validate(dict(values))
     except ValidationError as error:
-        problems = [f"  {_key(problem['loc'])}: {problem['msg']}" for problem in error.errors()]
+        problems = [f"  {_key(problem['loc'])}: {_sentence(problem)}" for problem in error.errors()]
         raise ConfigError("\n".join(["the configuration is not valid:", *problems])) from error
+
+
+def _sentence(problem: ErrorDetails) -> str:
+    if problem["type"] != "extra_forbidden":
+        return problem["msg"].removeprefix("Value error, ")
+    *above, name = map(str, problem["loc"])
+    section = AppConfig.model_fields[above[0]].annotation if above else AppConfig
+    assert section is not None, "every section has a type"
+    known = list(section.model_fields)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"unknown key; did you mean {near[0]}?" if near else f"unknown key; known are {', '.join(known)}"
 
 
 def _key(location: tuple[int | str, ...]) -> str:

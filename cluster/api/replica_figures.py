@@ -57,7 +57,7 @@ _COUNTERS = {
     "store_hits_lost": "Hits that could not be written to the index.",
     "cache_requests_left_out": "Requests not accounted for: too many began at once, or the thread has ended.",
     "store_keeper_rounds": "Looks that this replica took after the store.",
-    "store_keeper_failures": "Looks after the store that failed.",
+    "store_keeper_failures": "Rounds of looking after the store (eviction, lost and ownerless objects) that failed.",
     "store_keeper_evicted_bytes": "Bytes evicted from the store.",
     "store_keeper_checkpoints_renewed": "Checkpoints in the store that got their full time to live again after use.",
     "store_keeper_rows_reconciled": "Rows of the index removed because their objects were gone.",
@@ -111,7 +111,7 @@ _HISTOGRAMS = {
     "cache_load_seconds": "Seconds that it took to bring a local or fetched prefix to hand.",
     "cache_restore_seconds": "Seconds that it took to write a prefix into a slot and its blocks.",
     "prompt_divergence_lost_tokens": "Tokens of the latest prompt on the same path that a prompt did not go on with.",
-    "prompt_divergence_position_tokens": "Tokens that such a prompt shared; the next block holds the first other one.",
+    "prompt_divergence_position_tokens": "Tokens, in whole blocks, shared with the latest prompt on the same path.",
     "store_fetch_seconds": "Seconds that a fetch of a prefix took, hit or miss.",
     "store_publish_seconds": "Seconds that publishing a checkpoint took.",
 }
@@ -120,8 +120,11 @@ _LABELLED: Mapping[str, tuple[str, str]] = {
     "restores_*": ("source", "Sequences that began at a prefix, by where it came from."),
     "restored_tokens_*": ("source", "Tokens restored, not computed, by where they came from."),
     "cache_requests_*": ("result", "Requests by where their prefix came from, or why there was none."),
-    "cache_blocked_tokens_*": ("by", "Prompt tokens that were not resumed, by what a longer hit lacked."),
-    "cache_blocked_requests_*": ("by", "Requests that would have resumed more, by what a longer hit lacked."),
+    "cache_blocked_tokens_*": (
+        "by",
+        "Prompt tokens computed, by what resuming them lacked.",
+    ),
+    "cache_blocked_requests_*": ("by", "Requests that computed prompt tokens, by what resuming lacked."),
     "checkpoints_kept_*": ("kind", "Checkpoints taken of sequences, by why they were wanted."),
     "host_evictions_*": ("reason", "Objects that went from the host tier, by reason."),
     "store_publish_dropped_*": ("reason", "Checkpoints not published, by reason."),
@@ -137,9 +140,9 @@ _VLLM = {
     "num_requests_waiting": Figure("gauge", "Sequences that wait.", is_vllm=True),
     "kv_cache_usage_perc": Figure("gauge", "Share of the KV blocks in use; 1 is all.", is_vllm=True),
     "prefix_cache_queries": Figure("counter", "Prompt tokens looked for on the device and the host.", is_vllm=True),
-    "prefix_cache_hits": Figure("counter", "Prompt tokens found there.", is_vllm=True),
+    "prefix_cache_hits": Figure("counter", "Prompt tokens resumed from the replica's own memory.", is_vllm=True),
     "external_prefix_cache_queries": Figure("counter", "Prompt tokens looked for in the store.", is_vllm=True),
-    "external_prefix_cache_hits": Figure("counter", "Prompt tokens that came from it.", is_vllm=True),
+    "external_prefix_cache_hits": Figure("counter", "Prompt tokens resumed from the shared store.", is_vllm=True),
     "num_preemptions": Figure("counter", "Sequences that had to give up their blocks.", is_vllm=True),
 }
 

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,19 @@ def test_a_bad_key_is_named(sections: dict[str, object], key: str) -> None:
         config(**sections)
     assert f"  {key}: " in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("sections", "hint"),
+    [
+        ({"engine": {"max_sequnces": 3}}, "did you mean max_sequences?"),
+        ({"engin": {}}, "did you mean engine?"),
+        ({"router": {"zzz": 1}}, "known are max_attempts, index_entries"),
+    ],
+)
+def test_an_unknown_key_is_told_what_it_may_have_meant(sections: dict[str, object], hint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"unknown key; {hint}")):
+        config(**sections)
 
 
 def test_a_missing_model_is_named() -> None:
