@@ -92,6 +92,8 @@ class EngineThread:
         if not self._engine.wait_for_work(_SETTLE_S):
             self._take_stats()
             self._engine.wait_for_work()
+            # Nothing has changed since: they must not keep the new work waiting.
+            self._stats_at = time.monotonic()
 
     def _take_stats(self) -> None:
         self._stats, self._stats_at = self._engine.stats(), time.monotonic()
