@@ -7,6 +7,7 @@ from typing import Any
 from ray import serve
 
 from warmstate.cluster.launch.process_heap import freeze_heap, keep_freed_memory
+from warmstate.cluster.launch.strict_products import ask_for_strict_products
 from warmstate.cluster.routing.router import RouteHint
 from warmstate.cluster.routing.serve_client import RoutedReply
 from warmstate.models.checkpoints.loading import Progress
@@ -27,6 +28,7 @@ class ReplicaDeployment:
     # Serve awaits a constructor that is a coroutine.
     async def __init__(self, config: ReplicaConfig, store: Any | None) -> None:  # type: ignore[misc]
         keep_freed_memory()
+        ask_for_strict_products()
         if store is not None:
             url, password = await store.address.remote()
             config = dataclasses.replace(config, store=dataclasses.replace(config.store, url=url, password=password))

@@ -6,7 +6,13 @@ from functools import cache
 
 import torch
 
-from warmstate.kernels.linear_torch import FewRowsNativeLinear, Linear, NativeLinear, UpcastLinear
+from warmstate.kernels.linear_torch import (
+    FewRowsNativeLinear,
+    Linear,
+    NativeLinear,
+    UpcastLinear,
+    rows_keep_their_bits,
+)
 from warmstate.kernels.pointwise_torch import ExactPointwise, FusedPointwise, Pointwise
 
 logger = logging.getLogger(__name__)
@@ -52,12 +58,23 @@ def has_native_bfloat16() -> bool:
 
 def _select_linear(dtype: torch.dtype, deterministic: bool) -> tuple[Linear, str]:
     if deterministic:
+        _warn_unless_deterministic()
         return UpcastLinear(), "deterministic mode: float32 products of padded rows"
     if dtype == torch.float32:
         return UpcastLinear(), "float32 weights"
     if has_native_bfloat16():
         return NativeLinear(), "the CPU multiplies bfloat16"
     return FewRowsNativeLinear(), "the CPU does not multiply bfloat16: upcast beyond a few rows"
+
+
+@cache
+def _warn_unless_deterministic() -> None:
+    if not rows_keep_their_bits(UpcastLinear()):
+        logger.warning(
+            "the maths library of this process gives a row other bits in another batch, so a prefix hit may differ "
+            "from a miss in the last bits; MKL obeys MKL_CBWR=AVX512,STRICT (or AVX2,STRICT) only if it is set before "
+            "its first use"
+        )
 
 
 @cache

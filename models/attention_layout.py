@@ -15,7 +15,7 @@ Indices = npt.NDArray[np.int64]
 
 KEY_TILE_TOKENS = 512
 DECODE_KEY_TILE_TOKENS = 2048
-"""Rows of one token have small products, so outside deterministic mode they read more keys at a time."""
+"""Rows of one token have small products, so outside deterministic mode they read up to so many keys at a time."""
 
 _SHORT_ROWS, _LONG_ROWS = 64, 256
 
@@ -54,7 +54,8 @@ def build_query_tiles(
     many = [i for i, row in enumerate(plan.rows) if row.count > few_rows]
     groups: list[QueryTiles] = []
     if few:
-        groups += _groups(plan.rows, few, firsts, tiling(few_rows, _few_rows_key_tile(deterministic)))
+        longest = max(plan.rows[i].start + plan.rows[i].count for i in few)
+        groups += _groups(plan.rows, few, firsts, tiling(few_rows, _few_rows_key_tile(longest, deterministic)))
     if many:
         longest = max(plan.rows[i].count for i in many)
         num_rows = _SHORT_ROWS if longest <= _SHORT_ROWS else _LONG_ROWS
@@ -62,8 +63,11 @@ def build_query_tiles(
     return tuple(groups)
 
 
-def _few_rows_key_tile(deterministic: bool) -> int:
-    return KEY_TILE_TOKENS if deterministic else DECODE_KEY_TILE_TOKENS
+def _few_rows_key_tile(longest: int, deterministic: bool) -> int:
+    """`longest` is the number of keys that the row with most of them sees."""
+    if deterministic:
+        return KEY_TILE_TOKENS
+    return min(DECODE_KEY_TILE_TOKENS, blocks_for(longest) * BLOCK_TOKENS)
 
 
 def _groups(rows: Sequence[PlanRow], members: list[int], firsts: Indices, tiling: _Tiling) -> list[QueryTiles]:

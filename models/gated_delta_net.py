@@ -46,11 +46,11 @@ class GatedDeltaNet:
         gates = self._gates(x)
         outputs = x.new_empty(layout.num_tokens, self._num_v_heads, self._v_head_dim)
         if layout.decode is not None:
-            tokens, slots = layout.decode.tokens, layout.decode.slots
-            states = state.recurrent.index_select(0, slots)
+            tokens = layout.decode.tokens
+            states = layout.decode.take(state.recurrent)
             step = self._decode(inputs.index_select(0, tokens), gates.index_select(0, tokens), states)
             outputs.index_copy_(0, tokens, step)
-            state.recurrent.index_copy_(0, slots, states)
+            layout.decode.put(state.recurrent, states)
             self._capture_decoded(layout, state, captured)
         if layout.tiles is not None:
             self._run_tiles(inputs, gates, layout.tiles, state, captured, outputs)

@@ -37,10 +37,22 @@ class ConvLayout:
 
 @dataclass(frozen=True, slots=True)
 class DecodeLayout:
-    """The rows of one token each, computed by the recurrent step."""
+    """The rows of one token each, computed by the recurrent step, in the order of their slots.
+
+    `run` is the slots as a slice where they follow one another: their states then need not be copied.
+    """
 
     tokens: torch.Tensor
     slots: torch.Tensor
+    run: slice | None
+
+    def take(self, states: torch.Tensor) -> torch.Tensor:
+        """The rows' part of `states` [slots, ...], to be changed in place and given to `put`."""
+        return states.index_select(0, self.slots) if self.run is None else states[self.run]
+
+    def put(self, states: torch.Tensor, taken: torch.Tensor) -> None:
+        if self.run is None:
+            states.index_copy_(0, self.slots, taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +98,6 @@ def build_step_layout(plan: StepPlan, shapes: StateShapes, num_heads: int, deter
     decoded = np.zeros(len(counts), dtype=bool) if deterministic else counts == 1
     tiled = np.flatnonzero(~decoded)
     tiles = build_tile_layout(starts, counts, firsts, slots, tiled, deterministic) if len(tiled) else None
-    decode_rows = np.flatnonzero(decoded)
-    decode = DecodeLayout(to_index(firsts[decode_rows]), to_index(slots[decode_rows])) if len(decode_rows) else None
     return StepLayout(
         num_tokens=len(positions),
         positions=to_index(positions),
@@ -96,7 +106,7 @@ def build_step_layout(plan: StepPlan, shapes: StateShapes, num_heads: int, deter
         fresh_blocks=to_index(_fresh_blocks(plan)),
         sampled_tokens=to_index((firsts + counts - 1)[[row.sample for row in plan.rows]]),
         conv=_conv_layout(starts, counts, firsts, slots, row_of_token, shapes.conv_kernel - 1),
-        decode=decode,
+        decode=_decode_layout(firsts[decoded], slots[decoded]) if decoded.any() else None,
         tiles=tiles,
         attention=build_query_tiles(plan, firsts, num_heads, shapes.num_kv_heads, deterministic),
         captures=_captures(plan, firsts, tiles, shapes.conv_kernel - 1),
@@ -105,6 +115,14 @@ def build_step_layout(plan: StepPlan, shapes: StateShapes, num_heads: int, deter
 
 def to_index(array: npt.NDArray[np.int64]) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
+
+
+def _decode_layout(tokens: Indices, slots: Indices) -> DecodeLayout:
+    order = np.argsort(slots)
+    tokens, slots = tokens[order], slots[order]
+    first, last = int(slots[0]), int(slots[-1])
+    run = slice(first, last + 1) if last - first + 1 == len(slots) else None
+    return DecodeLayout(to_index(tokens), to_index(slots), run)
 
 
 def _kv_rows(plan: StepPlan, positions: Indices, row_of_token: Indices, num_kv_heads: int) -> Indices:

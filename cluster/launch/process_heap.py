@@ -5,7 +5,8 @@ import gc
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
-_M_MMAP_THRESHOLD = -3
+_M_MMAP_MAX = -4
+_M_ARENA_MAX = -8
 
 
 def freeze_heap() -> None:
@@ -22,7 +23,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return False
-    # glibc takes no more than 32 MiB for the first.
-    settings = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 512 << 20, _M_TOP_PAD: 64 << 20}
+    # Without mappings of their own, large blocks lie in the heap too; an arena per thread holds 64 MiB at most.
+    settings = {_M_MMAP_MAX: 0, _M_ARENA_MAX: 1, _M_TRIM_THRESHOLD: 1 << 30, _M_TOP_PAD: 64 << 20}
     taken = [mallopt(option, value) for option, value in settings.items()]
     return all(taken)

@@ -18,6 +18,8 @@ import psutil
 import torch
 
 from warmstate.cache_store.keys import chain_root, prefix_keys
+from warmstate.cluster.launch.process_heap import keep_freed_memory
+from warmstate.cluster.launch.strict_products import ask_for_strict_products
 from warmstate.models.config import read_config
 from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
 from warmstate.replicas.config import CacheConfig, EngineConfig, ReplicaConfig
@@ -95,6 +97,8 @@ async def measure(model: Path, num_tokens: int) -> None:
 
 
 def main() -> None:
+    keep_freed_memory()
+    ask_for_strict_products()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=262_000)
     arguments = parser.parse_args()

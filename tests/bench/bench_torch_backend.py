@@ -3,7 +3,8 @@
     python tests/bench/bench_torch_backend.py [--layers 24] [--rounds 3] [--threads 2] [--dtype bfloat16]
         [--only decode]
 
-Prints tokens per second of both and their ratio for prefill 512 and 2048 and decode of 1 and 8 sequences.
+Prints tokens per second of both and their ratio for prefill 512 and 2048 and decode of 1 and 8 sequences. The heap is
+set as in a replica, for both.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from transformers.models import qwen3_5
 
+from warmstate.cluster.launch.process_heap import keep_freed_memory
 from warmstate.models.backend import BLOCK_TOKENS, PlanRow, SlotRestore, StepPlan
 from warmstate.models.torch_backend import TorchBackend
 
@@ -115,6 +117,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("decode", "prefill"))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
     dtype = getattr(torch, arguments.dtype)
     model = make_model(arguments.layers, dtype)
     with tempfile.TemporaryDirectory() as directory:

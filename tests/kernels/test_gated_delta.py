@@ -52,6 +52,21 @@ def test_tiles_equal_the_recurrence(heads: tuple[int, int, int, int], length: in
         torch.testing.assert_close(after, expected_state, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("decay", [0.5, 3.0, 30.0, 300.0])
+def test_a_state_that_decays_to_nothing_equals_the_recurrence_and_makes_no_subnormal_numbers(decay: float) -> None:
+    heads = HEADS[1]
+    q, k, v, g, beta = _inputs(200, heads)
+    inputs = (q, k, v, g * decay / 0.1, beta)
+    expected, expected_state = recurrence(*inputs, _state(heads))
+    outputs, after = _tiled(inputs, 0, _state(heads))
+    torch.testing.assert_close(outputs, expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(after, expected_state, atol=2e-5, rtol=1e-4)
+    terms = tile_terms(*(x[:TILE_ROWS].transpose(0, 1)[None] for x in inputs))
+    smallest = torch.finfo(torch.float32).tiny
+    for term in (terms.u, terms.w_and_reads, terms.scores, terms.writes, terms.total_decay):
+        assert not ((term != 0) & (term.abs() < smallest)).any()
+
+
 @pytest.mark.parametrize("heads", HEADS)
 def test_the_decode_step_equals_the_recurrence_for_every_sequence_of_the_batch(
     heads: tuple[int, int, int, int],

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from warmstate.kernels.linear_torch import FewRowsNativeLinear, NativeLinear, UpcastLinear
+from warmstate.kernels.linear_torch import FewRowsNativeLinear, NativeLinear, UpcastLinear, rows_keep_their_bits
 from warmstate.kernels.select import select_kernels
 
 
@@ -16,7 +16,7 @@ def _case(rows: int, outputs: int, width: int, dtype: torch.dtype) -> tuple[torc
 @pytest.mark.parametrize("linear", [NativeLinear(), UpcastLinear(), FewRowsNativeLinear()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_linear_is_the_product_with_the_transposed_weight(linear: object, dtype: torch.dtype) -> None:
-    for rows, outputs, width in ((1, 1, 32), (3, 7, 33), (5, 40, 64), (65, 100, 1000), (17, 5000, 300)):
+    for rows, outputs, width in ((1, 1, 32), (3, 7, 33), (5, 40, 64), (64, 9, 70), (65, 100, 1000), (17, 5000, 300)):
         x, weight = _case(rows, outputs, width, dtype)
         exact = x.double() @ weight.double().t()
         scale = x.double().abs() @ weight.double().abs().t()
@@ -45,3 +45,12 @@ def test_a_row_of_the_upcast_linear_is_the_same_bits_in_any_batch_and_with_any_t
 def test_deterministic_mode_never_selects_a_kernel_whose_rows_depend_on_the_batch() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         assert isinstance(select_kernels(dtype, deterministic=True).linear, UpcastLinear)
+
+
+def test_a_library_whose_rows_depend_on_the_batch_is_noticed() -> None:
+    def depends_on_the_batch(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        half = x.shape[1] // (2 if len(x) > 1 else 1)
+        return x[:, :half] @ weight[:, :half].t() + x[:, half:] @ weight[:, half:].t()
+
+    assert rows_keep_their_bits(UpcastLinear())
+    assert not rows_keep_their_bits(depends_on_the_batch)
