@@ -18,6 +18,8 @@ MAX_STATIONARY = 128
 MAX_MOVING = 512
 MAX_VECTOR_TRANSPOSE = 32
 TILE_SIZES = (32, 64, 128)
+PRODUCT_COLUMNS = 8
+"""Operands are padded to a multiple of this: a library sums one column, or one row, in another order than many."""
 
 
 def nc_matmul(
@@ -140,7 +142,14 @@ def _product(stationary: NkiTensor, moving: NkiTensor, double: bool) -> Array:
     contraction = left.shape[0]
     # torch's product keeps to the threads that the caller allows; numpy's spins on all cores.
     first, second = (torch.from_numpy(np.ascontiguousarray(x).reshape(contraction, -1)) for x in (left, right))
-    return torch.mm(first.T, second).numpy()
+    padded = torch.mm(_whole_columns(first).T, _whole_columns(second))
+    return padded[: first.shape[1], : second.shape[1]].numpy()
+
+
+def _whole_columns(operand: torch.Tensor) -> torch.Tensor:
+    """`operand` [K, N] with zeros up to a multiple of PRODUCT_COLUMNS: no column's sum depends on its neighbours."""
+    missing = -operand.shape[1] % PRODUCT_COLUMNS
+    return torch.nn.functional.pad(operand, (0, missing)) if missing else operand
 
 
 def _accumulates(dst: NkiTensor, accumulate: bool | None) -> bool:

@@ -95,6 +95,18 @@ def test_matmul_contracts_partitions_and_accumulates_in_float32(bench: Any) -> N
     np.testing.assert_allclose(out.read(), left.T @ right, atol=1e-4)
 
 
+@pytest.mark.parametrize("columns", [1, 2, 3, 7, 9, 40])
+def test_the_neighbours_of_a_column_change_no_bit_of_it(bench: Any, columns: int) -> None:
+    """The array sums each column down its own path, however many stream past."""
+    left, right = _random(128, 64), _random(128, 40, seed=1)
+    whole, part, narrow = (bench.fresh(*shape, buffer="psum") for shape in ((64, 40), (64, columns), (columns, 40)))
+    bench.isa.nc_matmul(whole, bench.of(left), bench.of(right))
+    bench.isa.nc_matmul(part, bench.of(left), bench.of(right[:, :columns]))
+    bench.isa.nc_matmul(narrow, bench.of(left[:, :columns]), bench.of(right))
+    np.testing.assert_array_equal(part.read(), whole.read()[:, :columns])
+    np.testing.assert_array_equal(narrow.read(), whole.read()[:columns])
+
+
 def test_matmul_of_double_rows_contracts_both_halves(bench: Any) -> None:
     left, right = np.ones((16, 2, 4)), np.full((16, 2, 8), 2.0)
     out = bench.fresh(4, 8, buffer="psum")
