@@ -32,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="warmstate", description="Serve Qwen hybrid models (Gated DeltaNet + GQA) with every replica warm."
     )
+    parser.add_argument("--version", action="version", version=importlib.metadata.version("warmstate"))
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     serve_command.add_parser(commands)
     demo_command.add_parser(commands)

@@ -41,9 +41,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_the_installed_command_prints_the_version() -> None:
+@pytest.mark.parametrize("argument", ["version", "--version"])
+def test_the_installed_command_prints_the_version(argument: str) -> None:
     command = Path(sys.executable).with_name("warmstate")
-    result = subprocess.run([command, "version"], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run([command, argument], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout == "0.1.0\n"
 
 

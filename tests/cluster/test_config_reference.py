@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from warmstate.cluster.config import AppConfig
@@ -31,3 +32,10 @@ def test_the_reference_has_exactly_the_keys_of_the_schema() -> None:
 def test_the_reference_states_the_default(key: str, default: object) -> None:
     shown = str(default).lower() if isinstance(default, bool) else str(default)
     assert re.search(rf"(?<![\w.]){re.escape(shown)}(?![\w.])", ROWS[key]), ROWS[key]
+
+
+def test_the_example_is_a_valid_configuration() -> None:
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", REFERENCE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    config = AppConfig.model_validate(yaml.safe_load(example))
+    assert config.store.kind == "redis"
+    assert config.replicas == 2
