@@ -1,14 +1,77 @@
-"""One thread unless a test asks for more: the tensors are tiny, and more threads only wait for each other."""
+"""Runs NKI kernels, and gives tests a row for every pair of values that two of their factors can take.
+
+One thread unless a test asks for more: the tensors are tiny, and more threads only wait for each other.
+"""
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
 
 from warmstate.kernels.nki_sim import install
+
+Pair = tuple[str, Any, str, Any]
+Row = dict[str, Any]
+
+
+def covering(factors: dict[str, Sequence[Any]]) -> list[Row]:
+    """Rows of one value per factor; any value of one factor meets any value of another in some row.
+
+    Greedy: a row starts from a pair that is still missing, and each further factor takes the value that settles most
+    missing pairs with those chosen before. The same factors always give the same rows.
+    """
+    order = sorted(factors, key=lambda name: -len(factors[name]))
+    missing = _pairs(factors)
+    rows: list[Row] = []
+    while missing:
+        first, value, second, other = next(iter(missing))
+        row: Row = {first: value, second: other}
+        for name in order:
+            if name in row:
+                continue
+            turned = [factors[name][(i + len(rows)) % len(factors[name])] for i in range(len(factors[name]))]
+            row[name] = max(turned, key=lambda v: sum(pair in missing for pair in _pairs_of({**row, name: v})))
+        missing = {pair: None for pair in missing if pair not in set(_pairs_of(row))}
+        rows.append({name: row[name] for name in factors})
+    return rows
+
+
+def uncovered(factors: dict[str, Sequence[Any]], rows: list[Row]) -> list[Pair]:
+    """The pairs of values that no row has."""
+    found = {pair for row in rows for pair in _pairs_of(row)}
+    return [pair for pair in _pairs(factors) if pair not in found]
+
+
+def _pairs(factors: dict[str, Sequence[Any]]) -> dict[Pair, None]:
+    names = sorted(factors)
+    return {(a, x, b, y): None for a, b in combinations(names, 2) for x in factors[a] for y in factors[b]}
+
+
+def _pairs_of(row: Row) -> list[Pair]:
+    return [(a, row[a], b, row[b]) for a, b in combinations(sorted(row), 2)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """@pytest.mark.pairwise(length=(1, 2), dtype=(...)) runs a test once for each row of the covering design."""
+    marker = metafunc.definition.get_closest_marker("pairwise")
+    if marker is None:
+        return
+    factors = dict(marker.kwargs)
+    rows = covering(factors)
+    assert not uncovered(factors, rows)
+    names = list(factors)
+    labels = ["-".join(f"{name}={str(row[name]).replace(' ', '')}" for name in names) for row in rows]
+    metafunc.parametrize(names, [tuple(row[name] for name in names) for row in rows], ids=labels)
+
+
+@pytest.fixture(scope="session")
+def design() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`covering` and `uncovered`."""
+    return covering, uncovered
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """The NKI attention equals softmax(q k^T) v, in the simulator, over pages in any order."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 Attention = Callable[..., Any]
 
 D, PAGE = 256, 64
+LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 133, 255, 1000)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
@@ -17,14 +19,14 @@ def _normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> t
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.float() - expected).abs().max() / expected.abs().max())
+    return float((found.double() - expected.double()).abs().max() / expected.abs().max())
 
 
 def _truth(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """q [T, Hq, D] are the last T of the tokens of k, v [S, Hk, D]."""
+    """q [T, Hq, D] are the last T of the tokens of k, v [S, Hk, D]; float64."""
     group = q.shape[1] // k.shape[1]
-    k, v = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.float(), k) * D**-0.5
+    k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * D**-0.5
     future = torch.arange(len(k))[None, :] > torch.arange(len(k) - len(q), len(k))[:, None]
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(future, float("-inf")).softmax(-1), v)
 
@@ -50,82 +52,101 @@ def decode(nki: Any) -> Attention:
     return kernel
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("length", "prior", "q_heads", "k_heads"),
-    [
-        (1, 0, 1, 1),
-        (2, 63, 2, 1),
-        (63, 64, 3, 1),
-        (64, 65, 2, 2),
-        (127, 128, 1, 1),
-        (129, 1, 2, 1),
-        (133, 600, 2, 2),
-        (255, 0, 3, 1),
-        (1000, 0, 1, 1),
-    ],
+def _prefill(prefill: Attention, q: Any, k: Any, v: Any, order: list[int], **keywords: Any) -> Any:
+    """The kernel on the last len(q) tokens of k, v, of which those before lie in the pages `order`."""
+    prior = len(k) - len(q)
+    num_blocks = max(1, -(-prior // PAGE))
+    pages = [_paged(x[:prior], order[:num_blocks], len(order)).nan_to_num(7.0) for x in (k, v)]
+    own = (x[prior:].contiguous() for x in (k, v))
+    lengths = torch.tensor([[prior]], dtype=torch.int32)
+    table = torch.tensor(order[:num_blocks], dtype=torch.int32)
+    return prefill(q, *own, *pages, table, lengths, scale=D**-0.5, **keywords)
+
+
+def _order(num_pages: int, seed: int = 2) -> list[int]:
+    return torch.randperm(num_pages, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.pairwise(
+    length=LENGTHS,
+    prior=(0, 1, 63, 64, 65, 128, 600),
+    heads=((1, 1), (2, 1), (3, 1), (2, 2), (6, 2)),
+    dtype=(torch.float32, torch.bfloat16),
+    gated=(False, True),
+    lnc=(1, 2),
 )
 def test_prefill_equals_the_truth(
-    prefill: Attention, length: int, prior: int, q_heads: int, k_heads: int, dtype: torch.dtype
+    prefill: Attention, length: int, prior: int, heads: tuple[int, int], dtype: torch.dtype, gated: bool, lnc: int
 ) -> None:
-    q, gate = (_normal(length, q_heads, D, seed=s, dtype=dtype) for s in (0, 3))
-    k, v = (_normal(prior + length, k_heads, D, seed=s, dtype=dtype) for s in (1, 2))
-    num_blocks = max(1, -(-prior // PAGE))
-    table = [(5 * i + 3) % (num_blocks * 5 + 1) for i in range(num_blocks)]
-    pages = [_paged(x[:prior], table, num_blocks * 5 + 1).nan_to_num(7.0) for x in (k, v)]
-    lengths = torch.tensor([[prior]], dtype=torch.int32)
-    out = prefill(
-        q,
-        k[prior:].contiguous(),
-        v[prior:].contiguous(),
-        *pages,
-        torch.tensor(table, dtype=torch.int32),
-        lengths,
-        gate=gate,
-        scale=D**-0.5,
-        lnc=k_heads,
-    )
-    assert _error(out, _truth(q, k, v) * gate.float().sigmoid()) <= TOLERANCE[dtype]
+    """`heads` are query and key heads; a launch is one sequence, so `prior` stands where others have a batch."""
+    q, gate = (_normal(length, heads[0], D, seed=s, dtype=dtype) for s in (0, 3))
+    k, v = (_normal(prior + length, heads[1], D, seed=s, dtype=dtype) for s in (1, 2))
+    out = _prefill(prefill, q, k, v, _order(20), gate=gate if gated else None, lnc=lnc)
+    expected = _truth(q, k, v)
+    assert out.dtype == dtype
+    assert _error(out, expected * gate.double().sigmoid() if gated else expected) <= TOLERANCE[dtype]
 
 
-def test_without_a_gate_the_output_is_the_plain_one(prefill: Attention) -> None:
-    q, k, v = (_normal(70, 1, D, seed=s) for s in range(3))
-    pages = torch.zeros(1, 1, PAGE, D)
-    where = torch.zeros(1, dtype=torch.int32)
-    out = prefill(q, k, v, pages, pages, where, where[None], scale=D**-0.5)
-    assert _error(out, _truth(q, k, v)) <= 1e-5
-
-
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("q_heads", "k_heads"), [(1, 1), (2, 1), (6, 2)])
+def test_chunks_cut_at_random_give_what_one_call_gives(prefill: Attention, dtype: torch.dtype, seed: int) -> None:
+    q, k, v = (_normal(300, heads, D, seed=10 * seed + heads, dtype=dtype) for heads in (2, 1, 1))
+    whole = _prefill(prefill, q, k, v, _order(8, seed))
+    cuts = sorted(random.Random(seed).sample(range(1, 300), 1 + seed))
+    parts = [
+        _prefill(prefill, q[first:last].contiguous(), k[:last], v[:last], _order(8, seed))
+        for first, last in zip((0, *cuts), (*cuts, 300), strict=True)
+    ]
+    assert _error(torch.cat(parts), whole) <= TOLERANCE[dtype]
+
+
+@pytest.mark.pairwise(
+    longest=LENGTHS,
+    batch=(1, 2, 3, 4),
+    heads=((1, 1), (2, 1), (3, 1), (6, 2)),
+    dtype=(torch.float32, torch.bfloat16),
+    gated=(False, True),
+    lnc=(1, 2),
+)
 def test_decode_equals_the_last_row_of_prefill(
-    decode: Attention, q_heads: int, k_heads: int, dtype: torch.dtype
+    decode: Attention, longest: int, batch: int, heads: tuple[int, int], dtype: torch.dtype, gated: bool, lnc: int
 ) -> None:
-    lengths = [1, 64, 130, 255]
-    blocks = 4
-    order = torch.randperm(20, generator=torch.Generator().manual_seed(2)).tolist()
-    tables = [order[i * blocks : (i + 1) * blocks] for i in range(len(lengths))]
-    key_pages, value_pages = (torch.full((20, k_heads, PAGE, D), 7.0, dtype=dtype) for _ in range(2))
-    q, gate = (_normal(len(lengths), q_heads, D, seed=s, dtype=dtype) for s in (0, 9))
+    """Contexts up to `longest` side by side; what no sequence stored must not be seen, unused entries not be read."""
+    lengths = [longest, *(length for length in (130, 1, 64, 255) if length <= longest)][:batch]
+    lengths += [longest] * (batch - len(lengths))
+    blocks = -(-longest // PAGE)
+    num_pages = batch * blocks + 3
+    order = _order(num_pages)
+    tables = [order[i * blocks : (i + 1) * blocks] for i in range(batch)]
+    key_pages, value_pages = (torch.full((num_pages, heads[1], PAGE, D), 7.0, dtype=dtype) for _ in range(2))
+    q, gate = (_normal(batch, heads[0], D, seed=s, dtype=dtype) for s in (0, 9))
     expected = []
     for i, length in enumerate(lengths):
-        k, v = (_normal(length, k_heads, D, seed=s + i, dtype=dtype) for s in (20, 40))
+        k, v = (_normal(length, heads[1], D, seed=s + i, dtype=dtype) for s in (20, 40))
         used = tables[i][: -(-length // PAGE)]
         for pages, x in ((key_pages, k), (value_pages, v)):
-            stored = _paged(x, used, 20)
+            stored = _paged(x, used, num_pages)
             pages.copy_(torch.where(stored.isnan(), pages, stored))
-        tables[i] = used + [99] * (blocks - len(used))
+        tables[i] = used + [num_pages + 99] * (blocks - len(used))
         expected.append(_truth(q[i : i + 1], k, v))
     tensors = (torch.tensor(tables, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)[:, None])
-    out = decode(q, key_pages, value_pages, *tensors, gate=gate, scale=D**-0.5, lnc=2)
-    assert _error(out, torch.cat(expected) * gate.float().sigmoid()) <= TOLERANCE[dtype]
+    out = decode(q, key_pages, value_pages, *tensors, gate=gate if gated else None, scale=D**-0.5, lnc=lnc)
+    truth = torch.cat(expected)
+    assert out.dtype == dtype
+    assert _error(out, truth * gate.double().sigmoid() if gated else truth) <= TOLERANCE[dtype]
 
 
-def test_large_scores_do_not_overflow(prefill: Attention) -> None:
-    q, k, v = (40 * _normal(140, 1, D, seed=s) for s in range(3))
+@pytest.mark.parametrize(("shared", "spread", "scale"), [(0, 100, 2.0**-1), (100, 1, 2.0**-10), (-100, 1, 2.0**-10)])
+def test_large_scores_do_not_overflow(prefill: Attention, shared: int, spread: int, scale: float) -> None:
+    """Scores of integers, which float32 holds exactly: far apart up to 1e5, and all near 2500 or -2500."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (
+        part + torch.randint(-spread, spread + 1, (140, 1, D), generator=generator).float()
+        for part in (abs(shared), shared)
+    )
+    v = _normal(140, 1, D, seed=2)
+    assert (q[:, 0] @ k[:, 0].T).abs().max() * scale > 1e3
     pages = torch.zeros(1, 1, PAGE, D)
     where = torch.zeros(1, dtype=torch.int32)
-    out = prefill(q, k, v, pages, pages, where, where[None], scale=1.0)
-    expected = _truth(q * D**0.5, k, v)
-    assert out.isfinite().all()
-    assert _error(out, expected) <= 1e-3
+    out = prefill(q, k, v, pages, pages, where, where[None], scale=scale)
+    assert _error(out, _truth(q * (D**0.5 * scale), k, v)) <= 1e-5

@@ -1,5 +1,6 @@
 """The NKI causal convolution equals the torch one, in the simulator, and carries only valid inputs."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -45,12 +46,20 @@ def step(nki: Any) -> Conv:
     return kernel
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 63, 64, 65, 127, 128, 129, 133, 255, 1000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_prefill_equals_the_truth_and_carries_the_last_inputs(prefill: Conv, length: int, dtype: torch.dtype) -> None:
-    batch = length % 4 + 1
-    x, taps, state = _inputs(batch, 130 if length % 2 else 64, length, dtype)
-    out, after = prefill(x, taps, state, tile_tokens=256, lnc=1 + batch % 2)
+@pytest.mark.pairwise(
+    length=(1, 2, 3, 63, 64, 65, 127, 128, 129, 133, 255, 1000),
+    batch=(1, 2, 3, 4),
+    channels=(16, 64, 128, 130),
+    dtype=(torch.float32, torch.bfloat16),
+    tile=(64, 256, 1024),
+    lnc=(1, 2),
+)
+def test_prefill_equals_the_truth_and_carries_the_last_inputs(
+    prefill: Conv, length: int, batch: int, channels: int, dtype: torch.dtype, tile: int, lnc: int
+) -> None:
+    x, taps, state = _inputs(batch, channels, length, dtype)
+    out, after = prefill(x, taps, state, tile_tokens=tile, lnc=lnc)
+    assert out.dtype == dtype
     assert _error(out, _truth(x, taps, state)) <= TOLERANCE[dtype]
     assert torch.equal(after, torch.cat((state, x), dim=2)[:, :, -CARRY:])
 
@@ -61,14 +70,21 @@ def test_tiles_change_no_bit(prefill: Conv, tile: int) -> None:
     assert torch.equal(prefill(x, taps, state, tile_tokens=tile)[0], prefill(x, taps, state)[0])
 
 
-@pytest.mark.parametrize("cut", [1, 2, 3, 64, 99])
-def test_a_carried_state_gives_what_one_call_gives(prefill: Conv, cut: int) -> None:
-    x, taps, state = _inputs(2, 16, 100, torch.float32)
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_carried_over_calls_cut_at_random_gives_what_one_call_gives(
+    prefill: Conv, dtype: torch.dtype, seed: int
+) -> None:
+    """Cuts one token apart among them: then a state is made of inputs of several calls."""
+    x, taps, state = _inputs(2, 16, 100, dtype)
     whole, whole_after = prefill(x, taps, state)
-    first, middle = prefill(x[:, :, :cut].contiguous(), taps, state)
-    second, after = prefill(x[:, :, cut:].contiguous(), taps, middle)
-    assert torch.equal(torch.cat((first, second), dim=2), whole)
-    assert torch.equal(after, whole_after)
+    cuts = sorted({1 + seed, 2 + seed, *random.Random(seed).sample(range(1, 100), 3)})
+    parts = []
+    for first, last in zip((0, *cuts), (*cuts, 100), strict=True):
+        out, state = prefill(x[:, :, first:last].contiguous(), taps, state)
+        parts.append(out)
+    assert torch.equal(torch.cat(parts, dim=2), whole)
+    assert torch.equal(state, whole_after)
 
 
 def test_the_carry_out_is_that_of_the_valid_tokens_not_of_the_padding(prefill: Conv) -> None:
@@ -88,15 +104,32 @@ def test_a_checkpoint_is_the_carry_out_of_a_run_to_there(prefill: Conv) -> None:
         assert torch.equal(checkpoints[:, n], prefill(x[:, :, : 128 * (n + 1)].contiguous(), taps, state)[1])
 
 
+@pytest.mark.pairwise(
+    batch=(1, 2, 3, 4, 5), channels=(16, 64, 128, 256), dtype=(torch.float32, torch.bfloat16), lnc=(1, 2)
+)
+def test_a_step_continues_its_slot_and_no_other(
+    step: Conv, batch: int, channels: int, dtype: torch.dtype, lnc: int
+) -> None:
+    x, taps, states = _inputs(2 * batch, channels, 1, dtype)
+    slots = [2 * batch - 1 - 2 * i for i in range(batch)]
+    others = [slot for slot in range(2 * batch) if slot not in slots]
+    out, after = step(x[:batch, :, 0].contiguous(), taps, states, torch.tensor(slots, dtype=torch.int32), lnc=lnc)
+    assert out.dtype == dtype
+    assert _error(out, _truth(x[:batch], taps, states[slots])[:, :, 0]) <= TOLERANCE[dtype]
+    assert torch.equal(after[slots], torch.cat((states[slots], x[:batch]), dim=2)[:, :, 1:])
+    assert torch.equal(after[others], states[others])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("channels", [64, 256])
-def test_a_step_continues_its_slot_and_no_other(step: Conv, channels: int, dtype: torch.dtype) -> None:
-    x, taps, states = _inputs(6, channels, 1, dtype)
-    slots = [4, 0, 2]
-    out, after = step(x[:3, :, 0].contiguous(), taps, states, torch.tensor(slots, dtype=torch.int32))
-    assert _error(out, _truth(x[:3], taps, states[slots])[:, :, 0]) <= TOLERANCE[dtype]
-    assert torch.equal(after[slots], torch.cat((states[slots], x[:3]), dim=2)[:, :, 1:])
-    assert torch.equal(after[[1, 3, 5]], states[[1, 3, 5]])
+def test_steps_go_on_where_a_prefill_ended(prefill: Conv, step: Conv, dtype: torch.dtype) -> None:
+    x, taps, state = _inputs(2, 64, 20, dtype)
+    whole, whole_after = prefill(x, taps, state)
+    _, states = prefill(x[:, :, :15].contiguous(), taps, state)
+    slots = torch.tensor([0, 1], dtype=torch.int32)
+    for token in range(15, 20):
+        out, states = step(x[:, :, token].contiguous(), taps, states, slots)
+        assert _error(out, whole[:, :, token].float()) <= TOLERANCE[dtype]
+    assert torch.equal(states, whole_after)
 
 
 def test_a_slot_out_of_range_reads_zeros_and_writes_nothing(step: Conv) -> None:

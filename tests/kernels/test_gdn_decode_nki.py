@@ -1,5 +1,6 @@
 """The NKI decode of the gated delta rule equals the token recurrence, in the simulator."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -34,12 +35,13 @@ def _inputs(tokens: int, batch: int, k_heads: int, v_heads: int, dtype: torch.dt
 
 
 def _truth(x: Tensors, sequence: int, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
-    q, k, v, g, beta = (x[name][:, sequence].float() for name in ("query", "key", "value", "g", "beta"))
-    return recurrence(q * D**-0.5, k, v, g, beta, x["states"][slot])
+    """The outputs and the last state of one sequence, in float64."""
+    q, k, v, g, beta = (x[name][:, sequence].double() for name in ("query", "key", "value", "g", "beta"))
+    return recurrence(q * D**-0.5, k, v, g, beta, x["states"][slot].double())
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.float() - expected).abs().max() / expected.abs().max())
+    return float((found.double() - expected.double()).abs().max() / expected.abs().max())
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +59,83 @@ def decode(nki: Any) -> Decode:
     return run
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("batch", "k_heads", "v_heads"), [(1, 1, 1), (2, 2, 4), (3, 1, 3), (4, 2, 2), (5, 4, 16)])
-def test_a_step_equals_the_recurrence_and_touches_only_its_slots(
-    decode: Decode, batch: int, k_heads: int, v_heads: int, dtype: torch.dtype
+def _raw(x: Tensors) -> tuple[Tensors, Tensors]:
+    """`x` as the projections give it, and what the fused front end and epilogue take."""
+    generator = torch.Generator().manual_seed(1)
+    heads, dtype = x["g"].shape[2], x["query"].dtype
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    raw = {**x, "query": 3 * x["query"], "key": 2 * x["key"], "g": normal(*x["g"].shape), "beta": normal(*x["g"].shape)}
+    gate, norm_weight = normal(*x["value"].shape).to(dtype), 1 + 0.1 * normal(D)
+    return raw, {"a_log": normal(heads), "dt_bias": normal(heads), "gate": gate, "norm_weight": norm_weight}
+
+
+def _unfused(raw: Tensors, fused: Tensors) -> Tensors:
+    """The decay and strength of raw projections, and normalised q and k, in float64."""
+    doubled = {name: tensor.double() for name, tensor in raw.items()}
+    g = -fused["a_log"].double().exp() * F.softplus(doubled["g"] + fused["dt_bias"].double())
+    q, k = (l2_norm_(doubled[name]) for name in ("query", "key"))
+    return {**doubled, "query": q, "key": k, "g": g, "beta": doubled["beta"].sigmoid()}
+
+
+@pytest.mark.pairwise(
+    tokens=(1, 2, 3, 4, 8),
+    batch=(1, 2, 3, 4, 5),
+    heads=((1, 1), (1, 2), (1, 3), (2, 2), (4, 16)),
+    dtype=(torch.float32, torch.bfloat16),
+    fused=(False, True),
+    all_states=(False, True),
+    lnc=(1, 2),
+)
+def test_decode_equals_the_recurrence_and_touches_only_its_slots(
+    decode: Decode,
+    tokens: int,
+    batch: int,
+    heads: tuple[int, int],
+    dtype: torch.dtype,
+    fused: bool,
+    all_states: bool,
+    lnc: int,
 ) -> None:
-    x = _inputs(1, batch, k_heads, v_heads, dtype)
+    """Multi-token calls are those that verify a draft. States are float32, whatever the dtype of the tokens."""
+    x = _inputs(tokens, batch, *heads, dtype)
+    keywords: dict[str, Any] = {"lnc": lnc, "all_states": all_states}
+    plain: Tensors = x
+    epilogue: Tensors = {}
+    if fused:
+        x, epilogue = _raw(x)
+        plain = _unfused(x, epilogue)
+        keywords |= {"l2_norm": True, **epilogue}
     slots = [batch - i for i in range(batch)]
-    out, states = decode(x, slots, lnc=1 + batch % 2)
+    out, states, *steps = decode(x, slots, **keywords)
+    assert out.dtype == dtype
     for i, slot in enumerate(slots):
-        expected, expected_state = _truth(x, i, slot)
+        expected, expected_state = _truth(plain, i, slot)
+        if fused:
+            normed = rms_norm(expected, epilogue["norm_weight"].double(), 1e-6)
+            expected = normed * F.silu(epilogue["gate"][:, i].double())
         assert _error(out[:, i], expected) <= TOLERANCE[dtype]
         assert _error(states[slot], expected_state) <= 1e-5
+        if all_states:
+            assert torch.equal(steps[0][-1, i], states[slot])
     for slot in (0, batch + 1):
         assert torch.equal(states[slot], x["states"][slot])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_states_carried_over_calls_cut_at_random_give_what_one_call_gives(decode: Decode, seed: int) -> None:
+    x = _inputs(9, 2, 1, 2, torch.float32, seed)
+    whole, whole_states = decode(x, [3, 1])
+    cuts = sorted(random.Random(seed).sample(range(1, 9), 1 + seed % 4))
+    parts, states = [], x["states"]
+    for first, last in zip((0, *cuts), (*cuts, 9), strict=True):
+        some = {name: tensor[first:last].contiguous() for name, tensor in x.items() if name != "states"}
+        out, states = decode({**some, "states": states}, [3, 1])
+        parts.append(out)
+    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(states, whole_states)
 
 
 def test_verifying_gives_the_state_after_each_token(decode: Decode) -> None:
@@ -104,24 +169,6 @@ def test_a_batch_mate_changes_no_bit(decode: Decode) -> None:
     out_alone, states_alone = decode(alone, [1])
     assert torch.equal(out[:, 1:2], out_alone)
     assert torch.equal(states[1], states_alone[1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_fused_form_equals_the_separate_operators(decode: Decode, dtype: torch.dtype) -> None:
-    x = _inputs(2, 2, 1, 2, torch.float32)
-    generator = torch.Generator().manual_seed(1)
-    a_log, dt_bias = torch.randn(2, generator=generator), torch.randn(2, generator=generator)
-    z, weight = torch.randn(2, 2, 2, D, generator=generator).to(dtype), 1 + 0.1 * torch.randn(D, generator=generator)
-    raw = {**x, "query": (3 * x["query"]).to(dtype), "key": (2 * x["key"]).to(dtype), "value": x["value"].to(dtype)}
-    raw["g"], raw["beta"] = 4 * x["g"] + 2, 4 * x["beta"] - 2
-    out, states = decode(raw, [3, 1], l2_norm=True, a_log=a_log, dt_bias=dt_bias, gate=z, norm_weight=weight)
-    plain = {**raw, "query": l2_norm_(raw["query"].float()), "key": l2_norm_(raw["key"].float())}
-    plain["g"], plain["beta"] = -a_log.exp() * F.softplus(raw["g"] + dt_bias), raw["beta"].sigmoid()
-    for i, slot in enumerate((3, 1)):
-        expected, expected_state = _truth(plain, i, slot)
-        normed = rms_norm(expected, weight, 1e-6) * F.silu(z[:, i].float())
-        assert _error(out[:, i], normed) <= TOLERANCE[dtype]
-        assert _error(states[slot], expected_state) <= 1e-5
 
 
 def test_an_overflowing_rate_of_a_closed_gate_gives_no_nan(decode: Decode) -> None:

@@ -1,5 +1,6 @@
 """The NKI prefill of the gated delta rule equals the token recurrence, in the simulator."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,6 @@ from warmstate.kernels.norm_torch import l2_norm_, rms_norm
 
 Prefill = Callable[..., Any]
 
-LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 133, 255, 1000)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 CHUNK = gdn_constants.CHUNK
 
@@ -38,29 +38,31 @@ class Inputs:
         return replace(self, **cut)
 
 
-def _inputs(length: int, batch: int = 1, ratio: int = 1, d_k: int = 128, d_v: int = 128, seed: int = 0) -> Inputs:
+def _inputs(
+    length: int, batch: int = 1, v_heads: int = 1, d_k: int = 128, d_v: int = 128, seed: int = 0, k_heads: int = 1
+) -> Inputs:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    q, k = (l2_norm_(normal(batch, 1, length, d_k)) for _ in range(2))
-    g = -torch.rand(batch, ratio, length, generator=generator) * 0.2
-    beta = torch.rand(batch, ratio, length, generator=generator)
-    return Inputs(q, k, normal(batch, ratio, length, d_v), g, beta, normal(batch, ratio, d_k, d_v) * 0.3)
+    q, k = (l2_norm_(normal(batch, k_heads, length, d_k)) for _ in range(2))
+    g = -torch.rand(batch, v_heads, length, generator=generator) * 0.2
+    beta = torch.rand(batch, v_heads, length, generator=generator)
+    return Inputs(q, k, normal(batch, v_heads, length, d_v), g, beta, normal(batch, v_heads, d_k, d_v) * 0.3)
 
 
 def _truth(x: Inputs, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """All sequences and heads at once: the recurrence sees B * Hv independent heads."""
+    """All sequences and heads at once, in float64: the recurrence sees B * Hv independent heads."""
     ratio = x.v.shape[1] // x.k.shape[1]
-    q, k = (t.float().repeat_interleave(ratio, dim=1).flatten(0, 1).transpose(0, 1) for t in (x.q, x.k))
-    v, g, beta = (t.float().flatten(0, 1).transpose(0, 1) for t in (x.v, x.g, x.beta))
-    out, state = recurrence(q * scale, k, v, g, beta, x.state.flatten(0, 1))
+    q, k = (t.double().repeat_interleave(ratio, dim=1).flatten(0, 1).transpose(0, 1) for t in (x.q, x.k))
+    v, g, beta = (t.double().flatten(0, 1).transpose(0, 1) for t in (x.v, x.g, x.beta))
+    out, state = recurrence(q * scale, k, v, g, beta, x.state.double().flatten(0, 1))
     return out.transpose(0, 1).reshape(x.v.shape), state.reshape(x.state.shape)
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.float() - expected).abs().max() / expected.abs().max().clamp(min=1e-20))
+    return float((found.double() - expected.double()).abs().max() / expected.abs().max().clamp(min=1e-20))
 
 
 @pytest.fixture(scope="module")
@@ -77,24 +79,61 @@ def prefill(nki: Any) -> Prefill:
     return run
 
 
-def _cases() -> list[Any]:
-    """Every pair of a length up to 133 and a batch, and with them every pair of the other properties."""
-    cases = []
-    for i, length in enumerate(LENGTHS):
-        for batch in (1, 2, 3, 4) if length <= 133 else (2,):
-            ratio = (i + batch) % 3 + 1
-            dtype = torch.bfloat16 if (i // 3 + batch) % 2 else torch.float32
-            cases.append(pytest.param(length, batch, ratio, dtype, id=f"{length}-b{batch}-1:{ratio}-{dtype}"))
-    return cases
+def _raw(x: Inputs, seed: int = 3) -> tuple[Inputs, dict[str, torch.Tensor]]:
+    """`x` as the projections give it, and what the fused front end and epilogue take."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    heads = x.v.shape[1]
+    raw = replace(x, q=3 * x.q, k=5 * x.k, g=normal(*x.g.shape), beta=normal(*x.g.shape))
+    norm_weight = 1 + 0.1 * normal(x.v.shape[3])
+    fused = {"a_log": normal(heads), "dt_bias": normal(heads), "gate": normal(*x.v.shape), "norm_weight": norm_weight}
+    return raw, fused
 
 
-@pytest.mark.parametrize(("length", "batch", "ratio", "dtype"), _cases())
+def _fused_truth(raw: Inputs, fused: dict[str, torch.Tensor], scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalised q and k are rounded to their dtype, as Hugging Face's `l2norm` and the kernel do."""
+    g = -fused["a_log"].double().exp()[:, None] * F.softplus(raw.g.double() + fused["dt_bias"].double()[:, None])
+    q, k = (l2_norm_(t.double()).to(t.dtype) for t in (raw.q, raw.k))
+    out, state = _truth(replace(raw, q=q, k=k, g=g, beta=raw.beta.double().sigmoid()), scale)
+    return rms_norm(out, fused["norm_weight"].double(), 1e-6) * F.silu(fused["gate"].double()), state
+
+
+@pytest.mark.pairwise(
+    length=(1, 2, 63, 64, 65, 127, 128, 129, 133, 255, 1000),
+    batch=(1, 2, 3, 4),
+    heads=((1, 1), (1, 2), (1, 3), (2, 4)),
+    dtype=(torch.float32, torch.bfloat16),
+    fused=(False, True),
+    starts_empty=(False, True),
+    lnc=(1, 2),
+)
 def test_prefill_equals_the_recurrence(
-    prefill: Prefill, length: int, batch: int, ratio: int, dtype: torch.dtype
+    prefill: Prefill,
+    length: int,
+    batch: int,
+    heads: tuple[int, int],
+    dtype: torch.dtype,
+    fused: bool,
+    starts_empty: bool,
+    lnc: int,
 ) -> None:
-    x = _inputs(length, batch, ratio).to(dtype)
-    out, state = prefill(x, lnc=1 + (length + batch) % 2)
-    expected, expected_state = _truth(x, 128**-0.5)
+    x = _inputs(length, batch, heads[1], k_heads=heads[0])
+    keywords: dict[str, Any] = {"lnc": lnc}
+    if starts_empty:
+        x = replace(x, state=torch.zeros_like(x.state))
+        keywords["initial_state"] = None
+    if not fused:
+        x = x.to(dtype)
+        expected, expected_state = _truth(x, 128**-0.5)
+    else:
+        raw, extra = _raw(x)
+        x, extra = raw.to(dtype), {**extra, "gate": extra["gate"].to(dtype)}
+        expected, expected_state = _fused_truth(x, extra, 128**-0.5)
+        keywords |= {"l2_norm": True, **extra}
+    out, state = prefill(x, **keywords)
     assert out.dtype == dtype
     assert _error(out, expected) <= TOLERANCE[dtype]
     assert _error(state, expected_state) <= TOLERANCE[dtype]
@@ -110,16 +149,21 @@ def test_prefill_of_other_head_sizes(prefill: Prefill, d_k: int, d_v: int, dtype
     assert _error(state, expected_state) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("cuts", [(128,), (77, 300), (1, 2, 3), (64, 128, 192, 256)])
-def test_a_state_that_is_carried_over_calls_gives_what_one_call_gives(prefill: Prefill, cuts: tuple[int, ...]) -> None:
-    x = _inputs(333, ratio=2)
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_carried_over_calls_cut_at_random_gives_what_one_call_gives(
+    prefill: Prefill, dtype: torch.dtype, seed: int
+) -> None:
+    x = _inputs(333, batch=1 + seed % 2, v_heads=2, seed=seed).to(dtype)
+    chosen = random.Random(seed)
+    cuts = sorted(chosen.sample(range(1, 333), 1 + seed % 5))
     whole, whole_state = prefill(x)
     state, parts = x.state, []
     for first, last in zip((0, *cuts), (*cuts, 333), strict=True):
         out, state = prefill(replace(x.tokens(first, last), state=state))
         parts.append(out)
-    assert _error(torch.cat(parts, dim=2), whole) <= 1e-5
-    assert _error(state, whole_state) <= 1e-5
+    assert _error(torch.cat(parts, dim=2), whole) <= TOLERANCE[dtype]
+    assert _error(state, whole_state) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -127,7 +171,7 @@ def test_a_state_that_is_carried_over_calls_gives_what_one_call_gives(prefill: P
 def test_a_checkpoint_is_bit_for_bit_the_state_of_a_run_to_there(
     prefill: Prefill, dtype: torch.dtype, every: int, length: int
 ) -> None:
-    x = _inputs(length, ratio=2).to(dtype)
+    x = _inputs(length, v_heads=2).to(dtype)
     _, final, checkpoints = prefill(x, checkpoint_chunks=every, lnc=2)
     assert checkpoints.shape[2] == length // (every * CHUNK)
     for n in range(checkpoints.shape[2]):
@@ -146,7 +190,7 @@ def test_grouping_changes_no_bit(prefill: Prefill, group: int) -> None:
 @pytest.mark.parametrize("valid", [1, 129, 250])
 def test_tokens_after_the_valid_ones_change_no_state(prefill: Prefill, valid: int) -> None:
     """Their gates may hold anything, even NaN: a select, not a product, removes them."""
-    x = _inputs(300, batch=2, ratio=2)
+    x = _inputs(300, batch=2, v_heads=2)
     padded = replace(x, g=x.g.clone(), beta=x.beta.clone())
     padded.g[0, :, valid:] = float("nan")
     padded.beta[0, :, valid:] = float("inf")
@@ -158,29 +202,6 @@ def test_tokens_after_the_valid_ones_change_no_state(prefill: Prefill, valid: in
     assert torch.equal(state[0], short_state[0])
     assert torch.equal(out[1], whole[1])
     assert torch.equal(state[1], whole_state[1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("length", [128, 133])
-def test_the_fused_front_end_and_epilogue_equal_the_separate_operators(
-    prefill: Prefill, dtype: torch.dtype, length: int
-) -> None:
-    x = _inputs(length, batch=2, ratio=2)
-    generator = torch.Generator().manual_seed(3)
-    a, b = (torch.randn(2, 2, length, generator=generator) for _ in range(2))
-    a_log, dt_bias = torch.randn(2, generator=generator), torch.randn(2, generator=generator)
-    z, weight = (
-        torch.randn(2, 2, length, 128, generator=generator).to(dtype),
-        1 + 0.1 * torch.randn(128, generator=generator),
-    )
-    raw = replace(x, q=3 * x.q, k=5 * x.k, g=a, beta=b).to(dtype)
-    out, state = prefill(raw, l2_norm=True, a_log=a_log, dt_bias=dt_bias, gate=z, norm_weight=weight)
-    g = -a_log.exp()[:, None] * F.softplus(a + dt_bias[:, None])
-    separate = replace(raw, q=l2_norm_(raw.q.float()), k=l2_norm_(raw.k.float()), g=g, beta=b.sigmoid())
-    expected, expected_state = _truth(separate, 128**-0.5)
-    expected = rms_norm(expected, weight, 1e-6) * F.silu(z.float())
-    assert _error(out, expected) <= {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
-    assert _error(state, expected_state) <= TOLERANCE[dtype]
 
 
 def test_gates_that_overflow_give_no_nan(prefill: Prefill) -> None:
@@ -208,17 +229,22 @@ STABILITY = [(0, 0.5, 0.1), (0.5, 0.5, 0.01), (0.9, 0.5, 0.001), (0.9, 0.9, 0.00
 def test_correlated_keys_stay_accurate(
     prefill: Prefill, corr: float, beta: float, decay: float, dtype: torch.dtype
 ) -> None:
-    _check_stable(prefill, _correlated(corr, beta, decay).to(dtype), dtype, 1e-5)
+    """In bfloat16 the operands lose more digits the more alike the keys are: 1.2e-2 was found for equal ones."""
+    bound = {torch.float32: 1e-5, torch.bfloat16: 1e-2 if corr < 0.9 else 1.5e-2}[dtype]
+    _check_stable(prefill, _correlated(corr, beta, decay).to(dtype), bound)
 
 
 @pytest.mark.parametrize("beta", [0.3, 0.5, 0.7, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_keys_with_a_large_common_mean_stay_accurate(prefill: Prefill, beta: float, dtype: torch.dtype) -> None:
-    """Mean 2.88 and spread 0.17, as image embeddings have: a series of powers of A explodes there."""
+    """Mean 2.88 and spread 0.17, as image embeddings have: a series of powers of A explodes there.
+
+    All keys lie about 5 degrees from each other, so that bfloat16 operands alone cost up to 3e-2 (found).
+    """
     x = _correlated(0, beta, 0.002)
     generator = torch.Generator().manual_seed(1)
     k, q = (l2_norm_(2.88 + 0.17 * torch.randn(x.k.shape, generator=generator)) for _ in range(2))
-    _check_stable(prefill, replace(x, k=k, q=q).to(dtype), dtype, 1e-5)
+    _check_stable(prefill, replace(x, k=k, q=q).to(dtype), {torch.float32: 1e-5, torch.bfloat16: 3.5e-2}[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -226,23 +252,19 @@ def test_strong_decay_does_not_overflow(prefill: Prefill, dtype: torch.dtype) ->
     """Mean |g| = 3: exp(-cumsum) alone is inf, and the state must not be wiped by 0 * inf."""
     x = _inputs(256, seed=2)
     g = -6.0 * torch.rand(x.g.shape, generator=torch.Generator().manual_seed(4))
-    _check_stable(prefill, replace(x, g=g).to(dtype), dtype, 1e-4)
+    _check_stable(prefill, replace(x, g=g).to(dtype), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("g", [-1e-12, -27.6, -1000.0])
 def test_extreme_gates_equal_the_recurrence(prefill: Prefill, g: float) -> None:
+    """Decays that add up to 1000 leave 6e-5 of a float32 exponent; 1.1e-5 was found in the output."""
     x = _inputs(140)
     gates = torch.where(torch.arange(140) % 3 == 0, g, -0.01).expand_as(x.g).contiguous()
-    _check_stable(prefill, replace(x, g=gates), torch.float32, 1e-4 if g < -1 else 1e-5)
+    _check_stable(prefill, replace(x, g=gates), 2e-5 if g < -1 else 1e-5)
 
 
-def _check_stable(prefill: Prefill, x: Inputs, dtype: torch.dtype, float32_error: float) -> None:
-    """The truth is float64: at these inputs the float32 recurrence is itself off."""
-    doubled = replace(x, **{name: getattr(x, name).double() for name in ("g", "beta", "state")})
+def _check_stable(prefill: Prefill, x: Inputs, bound: float) -> None:
     out, state = prefill(x)
-    q, k, v = (t.double().flatten(0, 1).transpose(0, 1) for t in (x.q, x.k, x.v))
-    g, beta = (t.flatten(0, 1).transpose(0, 1) for t in (doubled.g, doubled.beta))
-    expected, expected_state = recurrence(q * 128**-0.5, k, v, g, beta, doubled.state[0])
-    bound = float32_error if dtype == torch.float32 else 5e-2
-    assert _error(out, expected.transpose(0, 1)[None]) <= bound
-    assert _error(state, expected_state[None]) <= bound
+    expected, expected_state = _truth(x, 128**-0.5)
+    assert _error(out, expected) <= bound
+    assert _error(state, expected_state) <= bound
