@@ -44,14 +44,13 @@ def test_a_local_hit_equals_the_miss_too(server: Any, replica_ids: list[str]) ->
         assert answer(hit) == answer(miss)
 
 
-def test_the_router_goes_where_the_prefix_is(
-    server: Any, replica_ids: list[str], eventually: Callable[..., None]
-) -> None:
+def test_the_router_goes_where_the_prefix_is(server: Any, replica_ids: list[str]) -> None:
     rng = random.Random(3)
     prompt = [rng.randrange(1, 250) for _ in range(300)]
     at = ask(server, prompt, replica_ids[1]).headers["x-warmstate-replica"]
     # The index learns of it by an event; until then any replica may be chosen, and would become warm itself.
-    eventually(lambda: server.metric("store_events_waiting") == 0)
+    server.settled_metric("store_published")
+    assert server.metric("store_events_waiting") == 0
     again = [ask(server, prompt).headers["x-warmstate-replica"] for _ in range(6)]
     assert again == [at] * 6
 
