@@ -5,12 +5,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 from warmstate.kernels.nki_sim import isa, language
 from warmstate.kernels.nki_sim.errors import SimulatorError
 from warmstate.kernels.nki_sim.launch import Kernel, jit, simulate
 
 NAMES = ("nki", "nki.isa", "nki.language")
+OLD_NAMESPACE = "neuronxcc"
+"""What kernels imported before NKI 0.3: `neuronxcc.nki` in a kernel is an error since 0.4 (NOTES 2.30)."""
 
 
 def has_real_nki() -> bool:
@@ -25,17 +28,22 @@ def has_real_nki() -> bool:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Within this block `import nki` gives the simulator; modules imported in it keep it."""
+    """Within this block `import nki` gives the simulator, and the old namespace cannot be imported.
+
+    Modules imported in it keep what they got.
+    """
     if has_real_nki():
         raise SimulatorError("the real nki is installed: use nki.simulate of that, not the simulator")
-    held = {name: sys.modules.get(name) for name in NAMES}
-    sys.modules.update(_modules())
+    old = [name for name in sys.modules if name.split(".")[0] == OLD_NAMESPACE]
+    held = {name: sys.modules.pop(name, None) for name in {*NAMES, OLD_NAMESPACE, *old}}
+    blocked: dict[str, Any] = {OLD_NAMESPACE: None}
+    sys.modules.update(_modules() | blocked)
     try:
         yield
     finally:
         for name, module in held.items():
             if module is None:
-                del sys.modules[name]
+                sys.modules.pop(name, None)
             else:
                 sys.modules[name] = module
 
