@@ -12,18 +12,24 @@ import nki.language as nl
 from warmstate.kernels.gdn_step_nki import (
     Batch,
     Step,
-    finish_outputs,
-    load_gates,
-    load_token,
-    read_states,
-    write_state,
+    load_constants,
+    load_states,
+    load_step,
+    prepare,
+    solve,
+    store_outputs,
+    store_state,
+    update,
 )
 
 MAX_PAIRS = 64
 """(sequence, value head) pairs worked on together: their vectors are the columns of one tile."""
 
-PAIRS_SOLVED = 16
-"""Pairs whose read and delta are computed before those of the part before are written back."""
+HEADS_AT_ONCE = ((4, 2), (64, 4), (None, 8))
+"""(up to this many pairs, heads whose state moves in one transfer).
+
+Few, so that work begins early and the last transfer is short; many, so that the runs of each partition are long.
+"""
 
 
 @nki.jit
@@ -62,12 +68,13 @@ def gdn_decode(
 
     Returns out [T, B, Hv, dv] of query's dtype, states, and with all_states [T, B, dk, Hv, dv] float32.
 
-    Pseudocode, per token and pair, S [dk, dv]:
-        read = exp(g) * (k S), asked = exp(g) * (q S);  delta = beta * (v - read)
-        S = exp(g) * S + k^T delta;  o = scale * (asked + (q . k) delta)
+    Pseudocode, per token and pair, S [dk, dv]; all but the two products with S is known before S arrives:
+        delta = beta * v + (-beta * exp(g) * k) S;  asked = (scale * exp(g) * q) S
+        S = exp(g) * S + k^T delta;  o = asked + scale * (q . k) * delta
 
     The state is the stationary operand of one matmul with k and q as its two columns, so that it is read once; all
-    other vectors are columns [dv, pairs] of one tile. Sequences are shared out over the programs (LNC2).
+    other vectors are columns [dv, pairs] of one tile. The states of the next batch are on their way while one is worked
+    on. Sequences are shared out over the programs (LNC2).
 
     Maths: https://arxiv.org/abs/2412.06464, HF `torch_recurrent_gated_delta_rule`.
     """
@@ -80,32 +87,42 @@ def gdn_decode(
     steps = None
     if all_states:
         steps = nl.ndarray((num_tokens, num_sequences, k_dim, v_heads, v_dim), nl.float32, buffer=nl.shared_hbm)
-    identity = nl.load(eye)
     share = (num_sequences + nl.num_programs(0) - 1) // nl.num_programs(0)
     first = nl.program_id(0) * share
     last = min(first + share, num_sequences)
     together = MAX_PAIRS // v_heads
-    for base in range(first, last, together):
-        count = min(together, last - base)
-        batch = Batch(base, count, (k_heads, v_heads), (k_dim, v_dim), scale, eps, identity)
-        for token in range(num_tokens):
-            step = Step()
-            load_token(batch, step, query[token], key[token], value[token], l2_norm)
-            load_gates(batch, step, g[token], beta[token], a_log, dt_bias)
-            if token == 0:
-                read_states(batch, states, slots)
-            at_once = max(1, PAIRS_SOLVED // v_heads)
-            parts = [slice(i, min(i + at_once, count)) for i in range(0, count, at_once)]
-            delta = batch.solve(step, parts[0])
-            for n, part in enumerate(parts):
-                # The next part is read before this one is written, so that no engine waits for the other.
-                ahead = batch.solve(step, parts[n + 1]) if n + 1 < len(parts) else None
-                for i in range(part.start, part.stop):
-                    batch.write(step, i, delta[:, i - part.start])
-                    if token == num_tokens - 1:
-                        write_state(batch, states, i)
-                    if steps is not None:
-                        nisa.dma_copy(steps[token, base + i], batch.states[i])
-                delta = ahead
-            finish_outputs(batch, step, None if gate is None else gate[token], norm_weight, out[token])
+    at_once = _heads_at_once((last - first) * v_heads)
+    batches = [
+        Batch(base - first, base, min(together, last - base), (k_heads, v_heads), (k_dim, v_dim), at_once)
+        for base in range(first, last, together)
+    ]
+    if batches:
+        constants = load_constants(slots[first:last], eye, a_log, dt_bias, norm_weight, together * v_heads)
+
+    def load(batch: Batch) -> list[Step]:
+        tokens = [
+            load_step(batch, query[t], key[t], value[t], g[t], beta[t], None if gate is None else gate[t])
+            for t in range(num_tokens)
+        ]
+        load_states(batch, constants, states)
+        return tokens
+
+    loaded = load(batches[0]) if batches else []
+    for n, batch in enumerate(batches):
+        tokens, loaded = loaded, load(batches[n + 1]) if n + 1 < len(batches) else []
+        for step in tokens:
+            prepare(batch, constants, step, scale, l2_norm, eps)
+        for token, step in enumerate(tokens):
+            for part in batch.parts:
+                solve(batch, step, part)
+                update(batch, constants, step, part)
+                if steps is not None:
+                    nisa.dma_copy(steps[token, batch.base + part.sequence, :, part.heads], part.state)
+                if token == num_tokens - 1:
+                    store_state(batch, constants, states, part)
+            store_outputs(batch, constants, step, eps, out[token])
     return (out, states) if steps is None else (out, states, steps)
+
+
+def _heads_at_once(num_pairs: int) -> int:
+    return next(heads for most, heads in HEADS_AT_ONCE if most is None or num_pairs <= most)

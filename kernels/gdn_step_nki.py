@@ -1,4 +1,4 @@
-"""Owns the steps of the GDN decode on one group of (sequence, value head) pairs; `gdn_decode_nki` puts them in order.
+"""Owns the steps of the GDN decode on one batch of (sequence, value head) pairs; `gdn_decode_nki` puts them in order.
 
 Vectors are columns: [128, sequences, heads] tiles with the vector on the partitions.
 """
@@ -8,182 +8,242 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 
-MAX_FLOAT32 = 3.0e38
 PARTITIONS = 128
+MAX_FLOAT32 = 3.0e38
+
+
+class Constants:
+    """What all batches share: the slot of each sequence, and what the options need, in every partition."""
+
+    slots: Any
+    eye: Any
+    ones: Any
+    rate: Any = None
+    bias: Any = None
+    norm_weight: Any = None
 
 
 class Step:
-    """The tiles of one token of a group."""
+    """One token of a batch: first the tiles as they were loaded, then what the state is asked and what comes of it."""
 
-    kq: Any
-    overlap: Any
+    query: Any
+    key: Any
     value: Any
     decay: Any
     beta: Any
-    out: Any
+    gate: Any = None
+    keys: Any
+    asking: Any
+    answers: Any
+    overlap: Any
+    delta: Any
+
+
+class Part:
+    """Some heads of one sequence, whose state [dk, heads, dv] float32 moves in one transfer."""
+
+    def __init__(self, sequence: int, heads: slice) -> None:
+        """`sequence` counts within the batch."""
+        self.sequence, self.heads = sequence, heads
+        self.state: Any = None
 
 
 class Batch:
-    """A group of sequences and their states, [dk, heads, dv] float32 each."""
+    """A run of sequences: `first` within the program's own, `base` within the launch's."""
 
     def __init__(
-        self, base: int, count: int, heads: tuple[int, int], dims: tuple[int, int], scale: float, eps: float, eye: Any
+        self, first: int, base: int, count: int, heads: tuple[int, int], dims: tuple[int, int], heads_at_once: int
     ) -> None:
         """`heads` are the key and value heads, `dims` dk and dv."""
-        self.base, self.count, self.scale, self.eps, self.eye = base, count, scale, eps, eye
+        self.first, self.base, self.count, self.rows = first, base, count, slice(base, base + count)
         self.k_heads, self.v_heads = heads
         self.k_dim, self.v_dim = dims
-        self.states: list[Any] = []
-        self.slots: Any = None
-
-    def solve(self, step: Step, own: slice) -> Any:
-        """delta [dv, sequences, heads] of the sequences `own`, and their outputs."""
-        ratio = self.v_heads // self.k_heads
-        shape = (self.v_dim, own.stop - own.start, self.v_heads)
-        read = nl.ndarray((*shape, 2), nl.float32, buffer=nl.psum)
-        for i in range(own.start, own.stop):
-            for head in range(self.v_heads):
-                columns = step.kq[:, i, head // ratio]
-                nisa.nc_matmul(read[:, i - own.start, head], self.states[i][:, head], columns, accumulate=False)
-        decay = step.decay[0 : self.v_dim, own]
-        asked, delta = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
-        nisa.tensor_tensor(delta, read[:, :, :, 0], decay, nl.multiply)
-        nisa.tensor_tensor(delta, step.value[:, own], delta, nl.subtract)
-        nisa.tensor_tensor(delta, delta, step.beta[0 : self.v_dim, own], nl.multiply)
-        nisa.tensor_tensor(asked, read[:, :, :, 1], decay, nl.multiply)
-        out = step.out[:, own]
-        nisa.tensor_tensor(out, step.overlap[:, own], delta, nl.multiply)
-        nisa.tensor_tensor(out, out, asked, nl.add)
-        return delta
-
-    def write(self, step: Step, i: int, delta: Any) -> None:
-        """S = exp(g) S + k^T delta of sequence i; `delta` [dv, heads] is spread over the partitions by the identity."""
-        ratio = self.v_heads // self.k_heads
-        before = self.states[i]
-        after = nl.ndarray((self.k_dim, self.v_heads, self.v_dim), nl.float32)
-        eye = self.eye[0 : self.v_dim, 0 : self.v_dim]
-        for head in range(self.v_heads):
-            spread = nl.ndarray((self.k_dim, self.v_dim), nl.float32, buffer=nl.psum)
-            row = delta[:, head : head + 1].broadcast(1, self.k_dim)
-            nisa.nc_matmul(spread, row, eye, is_moving_onezero=True)
-            kept = nl.ndarray((self.k_dim, self.v_dim), nl.float32)
-            nisa.activation(kept, nl.copy, before[:, head], scale=step.decay[0 : self.k_dim, i, head : head + 1])
-            key = step.kq[:, i, head // ratio, 0:1]
-            nisa.scalar_tensor_tensor(after[:, head], spread, nl.multiply, key, nl.add, kept)
-        self.states[i] = after
+        self.ratio = self.v_heads // self.k_heads
+        starts = range(0, self.v_heads, heads_at_once)
+        self.parts = [
+            Part(i, slice(start, min(start + heads_at_once, self.v_heads))) for i in range(count) for start in starts
+        ]
 
 
-def read_states(batch: Batch, states: Any, slots: Any) -> None:
-    """Gathers the states of a group by slot; zeros where the slot is out of range."""
-    batch.slots = nl.ndarray((1, batch.count), nl.int32)
-    nisa.dma_copy(batch.slots, slots[batch.base : batch.base + batch.count])
-    for i in range(batch.count):
-        tile = nl.ndarray((batch.k_dim, batch.v_heads, batch.v_dim), nl.float32)
-        nisa.memset(tile, 0.0)
-        nisa.dma_copy(tile, _slot(batch, states, i), oob_mode=nisa.oob_mode.skip)
-        batch.states.append(tile)
+def load_constants(slots: Any, eye: Any, a_log: Any, dt_bias: Any, norm_weight: Any, max_rows: int) -> Constants:
+    """The slots first: the states wait for them."""
+    constants = Constants()
+    constants.slots = nl.ndarray((1, slots.shape[0]), nl.int32)
+    nisa.dma_copy(constants.slots, slots)
+    constants.eye = nl.load(eye)
+    constants.ones = nl.ndarray((PARTITIONS, PARTITIONS), nl.float32)
+    nisa.memset(constants.ones, 1.0, engine=nisa.engine.vector)
+    if norm_weight is not None:
+        constants.norm_weight = _in_rows(norm_weight, max_rows)
+    if a_log is not None:
+        constants.rate, constants.bias = _in_rows(a_log, PARTITIONS), _in_rows(dt_bias, PARTITIONS)
+        nisa.activation(constants.rate, nl.exp, constants.rate)
+        # exp(a_log) stays finite, so that its product with a softplus of 0 is 0 and no NaN.
+        nisa.tensor_scalar(constants.rate, constants.rate, nl.minimum, MAX_FLOAT32, op1=nl.multiply, operand1=-1.0)
+    return constants
 
 
-def write_state(batch: Batch, states: Any, i: int) -> None:
-    """Scatters the state of sequence i back; nowhere where the slot is out of range."""
-    nisa.dma_copy(_slot(batch, states, i), batch.states[i], oob_mode=nisa.oob_mode.skip)
+def _in_rows(source: Any, rows: int) -> Any:
+    """[rows, n] float32: `source` [n] in every row."""
+    tile = nl.ndarray((rows, source.shape[0]), nl.float32)
+    nisa.dma_copy(tile, source.ap([[0, rows], [1, source.shape[0]]]))
+    return tile
 
 
-def _slot(batch: Batch, states: Any, i: int) -> Any:
-    """[dk, heads, dv] of the slot of sequence i, at a run-time address."""
-    row = batch.v_heads * batch.v_dim
-    pattern = [[row, batch.k_dim], [batch.v_dim, batch.v_heads], [1, batch.v_dim]]
-    return states.ap(pattern, scalar_offset=batch.slots[:, i : i + 1], indirect_dim=0)
+def load_step(batch: Batch, query: Any, key: Any, value: Any, g: Any, beta: Any, gate: Any) -> Step:
+    """Begins the transfers of one token: vectors as rows of their own dtype, g and beta in every partition."""
+    step = Step()
+    step.key, step.query, step.value = (_load_rows(source[batch.rows]) for source in (key, query, value))
+    step.decay, step.beta = _load_everywhere(batch, g), _load_everywhere(batch, beta)
+    if gate is not None:
+        step.gate = _load_rows(gate[batch.rows])
+    return step
 
 
-def _as_columns(batch: Batch, source: Any, rows: int, width: int, normalise: bool) -> Any:
-    """PSUM [width, rows] float32 from `rows` vectors of HBM, normalised on the way where asked."""
-    tile = nl.ndarray((rows, width), nl.float32)
-    nisa.dma_copy(tile, source.reshape((rows, width)))
-    if normalise:
-        squares, total = nl.ndarray((rows, width), nl.float32), nl.ndarray((rows, 1), nl.float32)
-        nisa.activation_reduce(squares, nl.square, tile, nl.add, total)
-        nisa.activation(total, nl.rsqrt, total, bias=batch.eps)
-        nisa.tensor_scalar(tile, tile, nl.multiply, total)
-    turned = nl.ndarray((width, rows), nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(turned, tile)
+def _load_rows(source: Any) -> Any:
+    """[sequences * heads, width] of `source` [sequences, heads, width]."""
+    count, heads, width = source.shape
+    return nl.load(source.reshape((count * heads, width)))
+
+
+def _load_everywhere(batch: Batch, source: Any) -> Any:
+    tile = nl.ndarray((PARTITIONS, batch.count, batch.v_heads), nl.float32)
+    pattern = [[0, PARTITIONS], [batch.v_heads, batch.count], [1, batch.v_heads]]
+    nisa.dma_copy(tile, source[batch.rows].ap(pattern))
+    return tile
+
+
+def load_states(batch: Batch, constants: Constants, states: Any) -> None:
+    """Begins the gathering of the states by slot; zeros where the slot is out of range."""
+    for part in batch.parts:
+        heads = part.heads.stop - part.heads.start
+        part.state = nl.ndarray((batch.k_dim, heads, batch.v_dim), nl.float32)
+        nisa.memset(part.state, 0.0)
+        nisa.dma_copy(part.state, _slot(batch, constants, states, part), oob_mode=nisa.oob_mode.skip)
+
+
+def store_state(batch: Batch, constants: Constants, states: Any, part: Part) -> None:
+    """Scatters the state of a part back; nowhere where the slot is out of range."""
+    nisa.dma_copy(_slot(batch, constants, states, part), part.state, oob_mode=nisa.oob_mode.skip)
+
+
+def _slot(batch: Batch, constants: Constants, states: Any, part: Part) -> Any:
+    """[dk, heads, dv] of a part's slot, at a run-time address."""
+    row, heads = batch.v_heads * batch.v_dim, part.heads.stop - part.heads.start
+    pattern = [[row, batch.k_dim], [batch.v_dim, heads], [1, batch.v_dim]]
+    at = batch.first + part.sequence
+    offset = part.heads.start * batch.v_dim
+    return states.ap(pattern, offset=offset, scalar_offset=constants.slots[:, at : at + 1], indirect_dim=0)
+
+
+def prepare(batch: Batch, constants: Constants, step: Step, scale: float, l2_norm: bool, eps: float) -> None:
+    """All that needs no state: what each state is asked, -beta exp(g) k and scale exp(g) q, beta v, scale (q . k)."""
+    _prepare_gates(batch, constants, step)
+    heads, k_rows = (batch.k_dim, batch.count * batch.k_heads, batch.ratio), batch.count * batch.k_heads
+    keys, queries = (_as_columns(_normalised(x, eps) if l2_norm else x) for x in (step.key, step.query))
+    step.keys = nl.ndarray((batch.k_dim, k_rows), nl.float32)
+    nisa.tensor_copy(step.keys, keys)
+    step.asking = nl.ndarray((*heads, 2), nl.float32)
+    decay, beta = (tile[0 : batch.k_dim].reshape(heads) for tile in (step.decay, step.beta))
+    strength = nl.ndarray(heads, nl.float32)
+    nisa.scalar_tensor_tensor(strength, decay, nl.multiply, -1.0, nl.multiply, beta)
+    key, query = (columns.expand_dim(2).broadcast(2, batch.ratio) for columns in (step.keys, queries))
+    nisa.tensor_tensor(step.asking[:, :, :, 0], key, strength, nl.multiply)
+    nisa.scalar_tensor_tensor(step.asking[:, :, :, 1], query, nl.multiply, scale, nl.multiply, decay)
+    product = nl.ndarray((batch.k_dim, k_rows), nl.float32)
+    nisa.scalar_tensor_tensor(product, queries, nl.multiply, scale, nl.multiply, step.keys)
+    step.overlap = nl.ndarray((batch.v_dim, k_rows), nl.float32, buffer=nl.psum)
+    ones = constants.ones[0 : batch.k_dim, 0 : batch.v_dim]
+    nisa.nc_matmul(step.overlap, ones, product, is_stationary_onezero=True)
+    values = _as_columns(step.value)
+    pairs = (batch.v_dim, batch.count, batch.v_heads)
+    step.value = nl.ndarray(pairs, nl.float32)
+    nisa.tensor_tensor(step.value, values.reshape(pairs), step.beta[0 : batch.v_dim], nl.multiply)
+    step.delta = nl.ndarray(pairs, nl.float32)
+    step.answers = nl.ndarray((*pairs, 2), nl.float32, buffer=nl.psum)
+
+
+def _prepare_gates(batch: Batch, constants: Constants, step: Step) -> None:
+    """exp(g), and with raw projections g = -exp(a_log) softplus(g + dt_bias), beta = sigmoid(beta)."""
+    if constants.rate is not None:
+        shape = (PARTITIONS, batch.count, batch.v_heads)
+        rate, bias = (nl.broadcast_to(tile.expand_dim(1), shape) for tile in (constants.rate, constants.bias))
+        nisa.tensor_tensor(step.decay, step.decay, bias, nl.add)
+        nisa.activation(step.decay, nl.softplus, step.decay)
+        nisa.tensor_tensor(step.decay, step.decay, rate, nl.multiply)
+        nisa.activation(step.beta, nl.sigmoid, step.beta)
+    nisa.activation(step.decay, nl.exp, step.decay)
+
+
+def _normalised(rows: Any, eps: float) -> Any:
+    result, total = nl.ndarray(rows.shape, nl.float32), nl.ndarray((rows.shape[0], 1), nl.float32)
+    nisa.activation_reduce(result, nl.square, rows, nl.add, total)
+    nisa.activation(total, nl.rsqrt, total, bias=eps)
+    nisa.tensor_scalar(result, rows, nl.multiply, total)
+    return result
+
+
+def _as_columns(rows: Any) -> Any:
+    """PSUM [width, rows] of `rows` [rows, width]."""
+    turned = nl.ndarray((rows.shape[1], rows.shape[0]), rows.dtype, buffer=nl.psum)
+    nisa.nc_transpose(turned, rows)
     return turned
 
 
-def load_token(batch: Batch, step: Step, query: Any, key: Any, value: Any, l2_norm: bool) -> None:
-    """k and scaled q as columns side by side, v as columns, and q . k in every partition."""
-    own = slice(batch.base, batch.base + batch.count)
-    k_rows, k_shape = batch.count * batch.k_heads, (batch.k_dim, batch.count, batch.k_heads)
-    step.kq = nl.ndarray((*k_shape, 2), nl.float32)
-    step.out = nl.ndarray((batch.v_dim, batch.count, batch.v_heads), nl.float32)
-    keys = _as_columns(batch, key[own], k_rows, batch.k_dim, l2_norm)
-    queries = _as_columns(batch, query[own], k_rows, batch.k_dim, l2_norm)
-    nisa.tensor_copy(step.kq[:, :, :, 0], keys)
-    nisa.tensor_scalar(step.kq[:, :, :, 1], queries, nl.multiply, batch.scale)
-    values = _as_columns(batch, value[own], batch.count * batch.v_heads, batch.v_dim, False)
-    step.value = nl.ndarray((batch.v_dim, batch.count, batch.v_heads), nl.float32)
-    nisa.tensor_copy(step.value, values, engine=nisa.engine.scalar)
-    product = nl.ndarray(k_shape, nl.float32)
-    nisa.tensor_tensor(product, step.kq[:, :, :, 0], step.kq[:, :, :, 1], nl.multiply)
-    ones = nl.ndarray((batch.k_dim, batch.v_dim), nl.float32)
-    nisa.memset(ones, 1.0)
-    overlap = nl.ndarray((batch.v_dim, k_rows), nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(overlap, ones, product, is_stationary_onezero=True)
-    step.overlap = nl.ndarray((batch.v_dim, batch.count, batch.v_heads), nl.float32)
-    by_key_head = step.overlap.reshape((batch.v_dim, k_rows, batch.v_heads // batch.k_heads))
-    spread = overlap.expand_dim(2).broadcast(2, batch.v_heads // batch.k_heads)
-    nisa.tensor_copy(by_key_head, spread)
+def solve(batch: Batch, step: Step, part: Part) -> None:
+    """delta = beta v - beta exp(g) k S, the one instruction between the answers of a state and its update."""
+    answers = step.answers[:, part.sequence, part.heads]
+    asking = step.asking.reshape((batch.k_dim, batch.count, batch.v_heads, 2))[:, part.sequence, part.heads]
+    for head in range(part.heads.stop - part.heads.start):
+        nisa.nc_matmul(answers[:, head], part.state[:, head], asking[:, head], accumulate=False)
+    value = step.value[:, part.sequence, part.heads]
+    nisa.tensor_tensor(step.delta[:, part.sequence, part.heads], answers[:, :, 0], value, nl.add)
 
 
-def load_gates(batch: Batch, step: Step, g: Any, beta: Any, a_log: Any, dt_bias: Any) -> None:
-    """exp(g) and beta [128, sequences, heads], the same in every partition."""
-    decay, strength = _spread(batch, g), _spread(batch, beta)
-    if a_log is not None:
-        rate, bias = _per_head(batch, a_log), _per_head(batch, dt_bias)
-        nisa.activation(rate, nl.exp, rate)
-        # exp(a_log) stays finite, so that its product with a softplus of 0 is 0 and no NaN.
-        nisa.tensor_scalar(rate, rate, nl.minimum, MAX_FLOAT32, op1=nl.multiply, operand1=-1.0)
-        everywhere = (PARTITIONS, batch.count, batch.v_heads)
-        nisa.tensor_tensor(decay, decay, nl.broadcast_to(bias, everywhere), nl.add)
-        nisa.activation(decay, nl.softplus, decay)
-        nisa.tensor_tensor(decay, decay, nl.broadcast_to(rate, everywhere), nl.multiply)
-        nisa.activation(strength, nl.sigmoid, strength)
-    nisa.activation(decay, nl.exp, decay)
-    step.decay, step.beta = decay, strength
+def update(batch: Batch, constants: Constants, step: Step, part: Part) -> None:
+    """S = exp(g) S + k^T delta; the identity spreads delta over the partitions.
+
+    Every second head is summed on the scalar engine and GpSimd, since the vector engine has most to do.
+    """
+    kept, after = (nl.ndarray(part.state.shape, nl.float32) for _ in range(2))
+    eye = constants.eye[0 : batch.v_dim, 0 : batch.v_dim]
+    heads = range(part.heads.start, part.heads.stop)
+    for i, head in enumerate(heads):
+        decay = step.decay[0 : batch.k_dim, part.sequence, head : head + 1]
+        nisa.activation(kept[:, i], nl.copy, part.state[:, i], scale=decay)
+    for i, head in enumerate(heads):
+        spread = nl.ndarray((batch.k_dim, batch.v_dim), nl.float32, buffer=nl.psum)
+        row = step.delta[:, part.sequence, head : head + 1].broadcast(1, batch.k_dim)
+        nisa.nc_matmul(spread, row, eye, is_moving_onezero=True)
+        at = part.sequence * batch.k_heads + head // batch.ratio
+        key = step.keys[:, at : at + 1]
+        if head % 2 == 0:
+            written = nl.ndarray((batch.k_dim, batch.v_dim), nl.float32)
+            nisa.activation(written, nl.copy, spread, scale=key)
+            nisa.tensor_tensor(after[:, i], written, kept[:, i], nl.add, engine=nisa.engine.gpsimd)
+        else:
+            nisa.scalar_tensor_tensor(after[:, i], spread, nl.multiply, key, nl.add, kept[:, i])
+    part.state = after
 
 
-def _spread(batch: Batch, source: Any) -> Any:
-    """The group's [sequences, heads] of `source` in every partition."""
-    tile = nl.ndarray((PARTITIONS, batch.count, batch.v_heads), nl.float32)
-    own = source[batch.base : batch.base + batch.count]
-    nisa.dma_copy(tile, own.ap([[0, PARTITIONS], [batch.v_heads, batch.count], [1, batch.v_heads]]))
-    return tile
-
-
-def _per_head(batch: Batch, source: Any) -> Any:
-    tile = nl.ndarray((PARTITIONS, 1, batch.v_heads), nl.float32)
-    nisa.dma_copy(tile, source.ap([[0, PARTITIONS], [1, 1], [1, batch.v_heads]]))
-    return tile
-
-
-def finish_outputs(batch: Batch, step: Step, gate: Any, norm_weight: Any, out: Any) -> None:
-    """Turns the outputs back to rows, norms and gates them, and stores them."""
+def store_outputs(batch: Batch, constants: Constants, step: Step, eps: float, out: Any) -> None:
+    """o = scale exp(g) q S + scale (q . k) delta, turned back to rows, normed and gated, and stored."""
+    pairs = (batch.v_dim, batch.count * batch.k_heads, batch.ratio)
+    columns = nl.ndarray(pairs, nl.float32)
+    overlap = step.overlap.expand_dim(2).broadcast(2, batch.ratio)
+    nisa.tensor_tensor(columns, overlap, step.delta.reshape(pairs), nl.multiply)
+    nisa.tensor_tensor(columns, columns, step.answers.reshape((*pairs, 2))[:, :, :, 1], nl.add)
     rows = batch.count * batch.v_heads
-    turned = nl.ndarray((rows, batch.v_dim), nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(turned, step.out)
-    own = slice(batch.base, batch.base + batch.count)
+    turned = _as_columns(columns.reshape((batch.v_dim, rows)))
     result = nl.ndarray((rows, batch.v_dim), out.dtype)
-    if gate is None:
+    if step.gate is None:
         nisa.tensor_copy(result, turned)
     else:
         weighted = nl.ndarray((rows, batch.v_dim), nl.float32)
-        nisa.dma_copy(weighted, gate[own].reshape((rows, batch.v_dim)))
-        nisa.activation(weighted, nl.silu, weighted)
-        weight = nl.ndarray((rows, batch.v_dim), nl.float32)
-        nisa.dma_copy(weight, norm_weight.ap([[0, rows], [1, batch.v_dim]]))
-        nisa.tensor_tensor(weighted, weighted, weight, nl.multiply)
+        nisa.activation(weighted, nl.silu, step.gate)
+        nisa.tensor_tensor(weighted, weighted, constants.norm_weight[0:rows], nl.multiply)
         squares, rms = nl.ndarray((rows, batch.v_dim), nl.float32), nl.ndarray((rows, 1), nl.float32)
         nisa.activation_reduce(squares, nl.square, turned, nl.add, rms)
-        nisa.activation(rms, nl.rsqrt, rms, scale=1.0 / batch.v_dim, bias=batch.eps)
+        nisa.activation(rms, nl.rsqrt, rms, scale=1.0 / batch.v_dim, bias=eps)
         nisa.scalar_tensor_tensor(result, turned, nl.multiply, rms, nl.multiply, weighted)
-    nisa.dma_copy(out[own].reshape((rows, batch.v_dim)), result)
+    nisa.dma_copy(out[batch.rows].reshape((rows, batch.v_dim)), result)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from warmstate.kernels import gdn_constants
+from warmstate.kernels.nki_sim import cost_constants
 from warmstate.kernels.nki_sim.errors import SimulatorError
 from warmstate.kernels.nki_sim.install import installed
 from warmstate.kernels.nki_sim.launch import Kernel, Launch, launch
-from warmstate.kernels.nki_sim.schedule import Estimate, estimate
+from warmstate.kernels.nki_sim.schedule import Estimate, estimate, slowest
+from warmstate.kernels.nki_sim.trace import Trace
 
 HEAD = 128
 ATTENTION_HEAD = 256
@@ -30,13 +32,31 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class Floor:
+    """What DMA alone takes, in microseconds; both figures from AWS's DMA bandwidth guide, as `cost_constants` has them.
+
+    `bytes_us` is the bytes that must move at the full bandwidth of all 16 engines, and nothing else: no latency, no
+    overhead of short runs. `chain_us` adds the fixed latency of one read and of one write that depends on it, without
+    which no result is stored. A kernel whose addresses are looked up first waits once more: that is not in the floor.
+    """
+
+    bytes_us: float
+    chain_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class Bench:
-    """One kernel at one shape and dtype, as the simulator estimates it on one core."""
+    """One kernel at one shape and dtype, as the simulator estimates it on one core.
+
+    `floor` is given where memory bounds the kernel; `trace` is that of the slowest core.
+    """
 
     kernel: str
     shape: Shape
     dtype: torch.dtype
     estimate: Estimate
+    floor: Floor | None
+    trace: Trace
 
 
 Case = Callable[[Shape, torch.dtype], Launch]
@@ -56,7 +76,13 @@ def bench(kernel: str, shape: Shape, dtype: torch.dtype) -> Bench:
         made = _CASES[kernel](shape, dtype)
     except AssertionError as refusal:
         raise SimulatorError(f"the kernel does not take this shape: {refusal}") from refusal
-    return Bench(kernel, shape, dtype, estimate(made.traces))
+    floor = _floor(_FLOOR_BYTES[kernel](shape, dtype)) if kernel in _FLOOR_BYTES else None
+    return Bench(kernel, shape, dtype, estimate(made.traces), floor, slowest(made.traces))
+
+
+def _floor(num_bytes: int) -> Floor:
+    bytes_us = num_bytes / cost_constants.DMA_BYTES_PER_NS / 1e3
+    return Floor(bytes_us, bytes_us + 2 * cost_constants.DMA_LATENCY_NS / 1e3)
 
 
 def _kernel(module: str, name: str) -> Kernel:
@@ -144,4 +170,20 @@ _CASES: dict[str, Case] = {
     "rmsnorm": _rmsnorm,
     "qk_norm_rope": _qk_norm_rope,
     "router_topk": _router_topk,
+}
+
+
+def _state_bytes(shape: Shape, _dtype: torch.dtype) -> int:
+    """Every state is read and written once."""
+    return 2 * 4 * shape.batch * shape.heads * HEAD * HEAD
+
+
+def _cache_bytes(shape: Shape, dtype: torch.dtype) -> int:
+    """Every cached key and value is read once."""
+    return 2 * dtype.itemsize * shape.batch * shape.tokens * ATTENTION_HEAD
+
+
+_FLOOR_BYTES: dict[str, Callable[[Shape, torch.dtype], int]] = {
+    "gdn_decode": _state_bytes,
+    "attention_decode": _cache_bytes,
 }

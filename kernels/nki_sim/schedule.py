@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from warmstate.kernels.nki_sim.trace import ENGINES, QUEUES, Instruction, Region, Trace
+from warmstate.kernels.nki_sim.trace import ENGINES, QUEUES, Instruction, Region, Trace, covers, overlap
 
 RULES = ("1N", "2N")
 
@@ -25,14 +25,37 @@ class Estimate:
     psum_peak_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What an engine or queue does, in nanoseconds: dependents see it at `visible`, the engine is free at `finish`.
+
+    `cause` is the span that it waited for last, None at the beginning.
+    """
+
+    engine: str
+    operation: str
+    start: float
+    finish: float
+    visible: float
+    cause: int | None
+
+
+Moment = tuple[float, int | None]
+"""When something allows to go on, and the span that it comes from."""
+
+BEGIN: Moment = (0.0, None)
+ISSUE = "descriptors"
+"""The operation of the engine that issues a DMA."""
+
+
 class _Times:
     """When each region of one storage can be read, and when it was last read."""
 
     __slots__ = ("reads", "writes")
 
     def __init__(self) -> None:
-        self.reads: dict[Region, float] = {}
-        self.writes: dict[Region, float] = {}
+        self.reads: dict[Region, Moment] = {}
+        self.writes: dict[Region, Moment] = {}
 
 
 def estimate(traces: tuple[Trace, ...]) -> Estimate:
@@ -50,6 +73,11 @@ def estimate(traces: tuple[Trace, ...]) -> Estimate:
     )
 
 
+def slowest(traces: tuple[Trace, ...]) -> Trace:
+    """The trace of the core that ends last, by the 2N rule."""
+    return max(traces, key=lambda trace: _makespan_us(trace, 1))
+
+
 def profile(trace: Trace, rule: int) -> list[tuple[str, str, int, float]]:
     """(engine, operation, count, busy microseconds), the busiest first."""
     totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
@@ -57,6 +85,10 @@ def profile(trace: Trace, rule: int) -> list[tuple[str, str, int, float]]:
         entry = totals[(instruction.engine, instruction.operation)]
         entry[0] += 1
         entry[1] += instruction.busy_ns[rule] / 1e3
+    return _sorted_rows(totals)
+
+
+def _sorted_rows(totals: dict[tuple[str, str], list[float]]) -> list[tuple[str, str, int, float]]:
     rows = [(engine, operation, int(count), busy) for (engine, operation), (count, busy) in totals.items()]
     return sorted(rows, key=lambda row: -row[3])
 
@@ -66,57 +98,86 @@ def _busy_us(trace: Trace, name: str, rule: int) -> float:
     return (busy + sum(i.issue_ns for i in trace.instructions if i.issue_engine == name)) / 1e3
 
 
+def critical_path(trace: Trace, rule: int) -> list[tuple[str, str, int, float]]:
+    """(engine, operation or "latency", count, microseconds) of the chain that ends last, the longest first.
+
+    Every span of the chain waited for the one before it, so that the microseconds add up to the end of the chain.
+    """
+    spans = timeline(trace, rule)
+    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
+    at, cause = max(((span.visible, i) for i, span in enumerate(spans)), default=BEGIN)
+    while cause is not None:
+        span = spans[cause]
+        until = min(at, span.finish)
+        for what, lasted in ((span.operation, until - span.start), ("latency", at - until)):
+            if lasted > 0:
+                totals[(span.engine, what)][0] += 1
+                totals[(span.engine, what)][1] += lasted / 1e3
+        at, cause = span.start, span.cause
+    return _sorted_rows(totals)
+
+
 def _makespan_us(trace: Trace, rule: int) -> float:
-    free: dict[str, float] = dict.fromkeys((*ENGINES, *QUEUES), 0.0)
-    memory: dict[int, _Times] = defaultdict(_Times)
-    end = 0.0
-    for instruction in trace.instructions:
-        start = _ready(instruction, memory)
-        if instruction.issue_engine is not None:
-            start = max(start, free[instruction.issue_engine]) + instruction.issue_ns
-            free[instruction.issue_engine] = start
-        start = max(start, free[instruction.engine])
-        finish = start + instruction.busy_ns[rule]
-        free[instruction.engine] = finish
-        visible = finish + instruction.latency_ns
-        for region in instruction.reads:
-            reads = memory[region[0]].reads
-            reads[region] = max(reads.get(region, 0.0), finish)
-        for region in instruction.writes:
-            _written(memory[region[0]], region, visible)
-        end = max(end, visible)
+    end = max((span.visible for span in timeline(trace, rule)), default=0.0)
     transfers = sum(instruction.busy_ns[rule] for instruction in trace.instructions if instruction.engine in QUEUES)
     return max(end, transfers) / 1e3
 
 
-def _ready(instruction: Instruction, memory: dict[int, _Times]) -> float:
-    ready = 0.0
+def timeline(trace: Trace, rule: int) -> list[Span]:
+    """What every engine and queue does when, in program order; each begins as soon as what it waits for allows."""
+    free: dict[str, Moment] = dict.fromkeys((*ENGINES, *QUEUES), BEGIN)
+    memory: dict[int, _Times] = defaultdict(_Times)
+    spans: list[Span] = []
+
+    def place(engine: str, operation: str, ready: Moment, busy: float, latency: float) -> None:
+        start, cause = _later(ready, free[engine])
+        free[engine] = (start + busy, len(spans))
+        spans.append(Span(engine, operation, start, start + busy, start + busy + latency, cause))
+
+    for instruction in trace.instructions:
+        ready = _ready(instruction, memory)
+        if instruction.issue_engine is not None:
+            place(instruction.issue_engine, ISSUE, ready, instruction.issue_ns, 0.0)
+            ready = (spans[-1].finish, len(spans) - 1)
+        place(instruction.engine, instruction.operation, ready, instruction.busy_ns[rule], instruction.latency_ns)
+        span, index = spans[-1], len(spans) - 1
+        for region in instruction.reads:
+            reads = memory[region[0]].reads
+            reads[region] = _later((span.finish, index), reads.get(region, BEGIN))
+        for region in instruction.writes:
+            _written(memory[region[0]], region, (span.visible, index))
+    return spans
+
+
+def _later(one: Moment, other: Moment) -> Moment:
+    return one if one[0] >= other[0] else other
+
+
+def _ready(instruction: Instruction, memory: dict[int, _Times]) -> Moment:
+    ready = BEGIN
     for region in instruction.reads:
-        for time in _overlapping(memory[region[0]].writes, region):
-            ready = max(ready, time)
+        for moment in _overlapping(memory[region[0]].writes, region):
+            ready = _later(ready, moment)
     for region in instruction.writes:
         times = memory[region[0]]
-        for time in (*_overlapping(times.writes, region), *_overlapping(times.reads, region)):
-            ready = max(ready, time)
+        for moment in (*_overlapping(times.writes, region), *_overlapping(times.reads, region)):
+            ready = _later(ready, moment)
     return ready
 
 
-def _overlapping(times: dict[Region, float], region: Region) -> Iterator[float]:
+def _overlapping(times: dict[Region, Moment], region: Region) -> Iterator[Moment]:
     exact = times.get(region)
     if exact is not None and len(times) == 1:
         yield exact
         return
-    _, first, last, low, high = region
-    for (_, other_first, other_last, other_low, other_high), time in times.items():
-        if other_first < last and first < other_last and other_low < high and low < other_high:
-            yield time
+    for other, moment in times.items():
+        if overlap(region, other):
+            yield moment
 
 
-def _written(times: _Times, region: Region, visible: float) -> None:
+def _written(times: _Times, region: Region, visible: Moment) -> None:
     """Notes a write and forgets what it covers."""
-    _, first, last, low, high = region
     for entries in (times.reads, times.writes):
-        covered = [r for r in entries if first <= r[1] and r[2] <= last and low <= r[3] and r[4] <= high]
-        for other in covered:
+        for other in [other for other in entries if covers(region, other)]:
             del entries[other]
     times.writes[region] = visible

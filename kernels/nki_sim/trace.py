@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from warmstate.kernels.nki_sim.storage import Storage
 from warmstate.kernels.nki_sim.tensor import NkiTensor
 
-Region = tuple[int, int, int, int, int]
-"""Storage serial, first and last+1 partition, first and last+1 byte within each."""
+Region = tuple[int, int, int, int, int, int]
+"""Storage serial, bytes of a row (on chip: a partition), first and last+1 row, first and last+1 byte within each."""
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
 QUEUES = ("dma-in", "dma-out")
@@ -75,10 +75,40 @@ def region(tensor: NkiTensor) -> Region:
     """The bounding box of a view; all of the storage where the view gathers."""
     storage, size = tensor.storage, tensor.itemsize
     if tensor.rows is not None:
-        return (storage.serial, 0, 1, 0, storage.raw.nbytes)
+        return (storage.serial, storage.raw.nbytes, 0, 1, 0, storage.raw.nbytes)
     spans = [stride * (count - 1) for stride, count in zip(tensor.strides, tensor.shape, strict=True)]
     if not storage.is_on_chip:
-        return (storage.serial, 0, 1, tensor.offset * size, (tensor.offset + sum(spans) + 1) * size)
+        return _memory_region(tensor, spans)
     row = tensor.row
     first, free = divmod(tensor.offset, row)
-    return (storage.serial, first, first + tensor.shape[0], free * size, (free + sum(spans[1:]) + 1) * size)
+    bytes_from, bytes_to = free * size, (free + sum(spans[1:]) + 1) * size
+    return (storage.serial, storage.partition_bytes, first, first + tensor.shape[0], bytes_from, bytes_to)
+
+
+def _memory_region(tensor: NkiTensor, spans: list[int]) -> Region:
+    """In HBM the rows are those of the view's largest stride, where the rest of it lies within them."""
+    storage, size = tensor.storage, tensor.itemsize
+    outer = max(range(tensor.ndim), key=spans.__getitem__)
+    row, width = tensor.strides[outer], sum(spans) - spans[outer] + 1
+    if spans[outer] and width < row and tensor.offset % row + width <= row:
+        first, start = divmod(tensor.offset, row)
+        last = first + tensor.shape[outer]
+        return (storage.serial, row * size, first, last, start * size, (start + width) * size)
+    return (storage.serial, storage.raw.nbytes, 0, 1, tensor.offset * size, (tensor.offset + sum(spans) + 1) * size)
+
+
+def overlap(one: Region, other: Region) -> bool:
+    """Whether two regions of one storage share a byte; of rows of different length, whether their bounds do."""
+    _, row, first, last, low, high = one
+    _, other_row, other_first, other_last, other_low, other_high = other
+    if row == other_row:
+        return other_first < last and first < other_last and other_low < high and low < other_high
+    begin, end = first * row + low, (last - 1) * row + high
+    return other_first * other_row + other_low < end and begin < (other_last - 1) * other_row + other_high
+
+
+def covers(one: Region, other: Region) -> bool:
+    """Whether `one` holds all of `other`, as far as rows of one length tell."""
+    _, row, first, last, low, high = one
+    inside = first <= other[2] and other[3] <= last and low <= other[4] and other[5] <= high
+    return row == other[1] and inside

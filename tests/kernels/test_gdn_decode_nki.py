@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from warmstate.kernels.gated_delta_torch import recurrence
+from warmstate.kernels.nki_bench import Shape, bench
+from warmstate.kernels.nki_sim.schedule import critical_path
 from warmstate.kernels.norm_torch import l2_norm_, rms_norm
 
 Decode = Callable[..., Any]
@@ -177,3 +179,25 @@ def test_an_overflowing_rate_of_a_closed_gate_gives_no_nan(decode: Decode) -> No
     out, states = decode(x, [0], a_log=torch.tensor([100.0]), dt_bias=torch.zeros(1))
     assert out.isfinite().all()
     assert states.isfinite().all()
+
+
+@pytest.mark.parametrize(("batch", "heads"), [(1, 4), (4, 4), (1, 16), (1, 32), (32, 4), (8, 32)])
+def test_a_step_stays_within_twice_what_its_transfers_take(batch: int, heads: int) -> None:
+    made = bench("gdn_decode", Shape(batch=batch, heads=heads), torch.bfloat16)
+    assert made.floor is not None
+    floor_us = made.floor.chain_us if batch * heads < 16 else made.floor.bytes_us
+    for makespan_us in made.estimate.makespan_us:
+        assert 1 < makespan_us / floor_us <= 2
+
+
+def test_the_longest_chain_adds_up_to_the_makespan() -> None:
+    made = bench("gdn_decode", Shape(batch=4, heads=4), torch.bfloat16)
+    for rule in (0, 1):
+        chain_us = sum(row[3] for row in critical_path(made.trace, rule))
+        assert chain_us == pytest.approx(made.estimate.makespan_us[rule])
+
+
+def test_heads_of_one_state_are_stored_without_waiting_for_each_other() -> None:
+    made = bench("gdn_decode", Shape(batch=1, heads=16), torch.bfloat16)
+    latencies = [row for row in critical_path(made.trace, 0) if row[:2] == ("dma-out", "latency")]
+    assert [row[2] for row in latencies] == [1]
