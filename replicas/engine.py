@@ -120,10 +120,17 @@ class Engine:
         self._scheduler.put(sequence)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request wherever it stands and frees all it holds; one that has ended already is no error."""
+        """Ends a request wherever it stands and frees all it holds; one that has ended already is no error.
+
+        What is cancelled while it runs has an answer that somebody may go on from: the ingress found a stop string in
+        it, or a user has read enough.
+        """
         sequence = self._sequences.get(request_id)
-        if sequence is not None:
-            self._finish(sequence, FinishReason.ABORT)
+        if sequence is None:
+            return
+        if sequence.slot is not None and not self._cache.keep_output(sequence):
+            self._forget_blocks(sequence)
+        self._finish(sequence, FinishReason.ABORT)
 
     def step(self) -> list[SequenceDelta] | None:
         """One step of everything that can run; None when nothing can until work is posted."""
@@ -239,11 +246,15 @@ class Engine:
         return deltas
 
     def _fail(self, sequence: sequences.Sequence, reason: str) -> TokenDelta:
-        """Ends a sequence whose results cannot be trusted: nobody else may find what it computed."""
-        for block in sequence.block_table[sequence.num_shared_blocks :]:
-            self._blocks.forget(block)
+        """Ends a sequence whose results cannot be trusted."""
+        self._forget_blocks(sequence)
         self._finish(sequence, FinishReason.ERROR)
         return TokenDelta((), finish_reason=FinishReason.ERROR, num_cached_tokens=0, error=reason)
+
+    def _forget_blocks(self, sequence: sequences.Sequence) -> None:
+        """Nobody else may find what this sequence computed."""
+        for block in sequence.block_table[sequence.num_shared_blocks :]:
+            self._blocks.forget(block)
 
     def _extend(self, sequence: sequences.Sequence, token: SampledToken) -> TokenDelta:
         sequence.put_token(token.token_id)

@@ -162,7 +162,7 @@ class HybridCache:
         return True
 
     def keep_output(self, sequence: Sequence) -> bool:
-        """Keeps the end of the output of a sequence that has ended well; False, and nothing, if it is not finite."""
+        """Keeps the end of the output of a running sequence that ends; False, and nothing, if it is not finite."""
         if self._enabled:
             self._placer.part(sequence)
         state = self._parking.take_output(sequence)

@@ -82,3 +82,34 @@ def test_streams_choices_and_pins(checkpoint: Path, with_local_replica: WithRepl
         assert (await client.get("/health")).status_code == 200
 
     with_local_replica(checkpoint, work)
+
+
+def test_what_follows_an_answer_that_ended_on_a_stop_string_resumes_at_its_end(
+    checkpoint: Path, with_local_replica: WithReplica
+) -> None:
+    prompt = list(range(40, 100))
+    body = {"prompt": prompt, "seed": 1, "max_tokens": 200, "ignore_eos": True, "return_token_ids": True}
+
+    async def complete(client: httpx.AsyncClient, **fields: Any) -> Any:
+        response = await client.post("/v1/completions", json={**body, **fields})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def work(client: httpx.AsyncClient) -> None:
+        text = (await complete(client, cache_salt="whole"))["choices"][0]["text"]
+        for start in range(60, len(text) - 4):
+            stop, salt = text[start : start + 4], f"stopped at {start}"
+            choice = (await complete(client, stop=stop, cache_salt=salt))["choices"][0]
+            # Far from the next boundary, so that steps under way when the stop is found do not reach it.
+            if 132 <= len(prompt) + len(choice["token_ids"]) <= 144:
+                break
+        assert choice["finish_reason"] == "stop"
+        assert choice["text"] == text[: text.index(stop)]
+        following = [*prompt, *choice["token_ids"], 50, 51]
+        warm = await complete(client, prompt=following, max_tokens=8, cache_salt=salt)
+        cold = await complete(client, prompt=following, max_tokens=8, cache_salt="cold")
+        cached = warm["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached == 128
+        assert warm["choices"][0]["token_ids"] == cold["choices"][0]["token_ids"]
+
+    with_local_replica(checkpoint, work)

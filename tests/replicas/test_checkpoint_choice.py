@@ -135,8 +135,48 @@ def test_blocks_that_decoding_filled_are_found_on_the_device(replica: Build, ask
     assert (result.num_cached_tokens, result.cache_source) == (448, "device")
 
 
-@pytest.mark.parametrize("ended", ["aborted", "failed"])
-def test_an_answer_that_did_not_end_well_is_not_kept(
+@pytest.mark.parametrize("prompt_length", [60, 100])
+def test_a_cancelled_answer_is_resumed_where_it_stood(
+    replica: Build, ask: Build, request_for: Build, prompt_of: Build, collect_step: Build, prompt_length: int
+) -> None:
+    """The ingress cancels an answer in which it finds a stop string, and a user one of which he has read enough."""
+    engine, alone, prompt = replica(), replica(cache=CacheConfig(0, enabled=False)), prompt_of(prompt_length)
+    engine.add(request_for(prompt, request_id="stopped", max_tokens=400))
+    results: dict[str, Any] = {}
+    for _ in range(150):
+        collect_step(engine, results)
+    engine.cancel("stopped")
+    assert kept(engine) == {"output": 1} | ({"end": 1} if prompt_length > 64 else {})
+    engine.check_integrity()
+    following = [*prompt, *results["stopped"].token_ids, 5]
+    again = ask(engine, following)
+    assert again.num_cached_tokens == (prompt_length + 149) // 64 * 64
+    assert again.output == ask(alone, following).output
+
+
+def test_a_request_cancelled_before_its_answer_or_while_it_waits_keeps_no_output(
+    replica: Build, request_for: Build, prompt_of: Build, collect_step: Build
+) -> None:
+    engine = replica(num_blocks=12, max_batch_tokens=128)
+    engine.add(request_for(prompt_of(600), request_id="in its prompt"))
+    engine.step()
+    engine.cancel("in its prompt")
+    assert kept(engine) == {}
+    requests = [request_for(prompt_of(50 + i, seed=i), request_id=str(i), max_tokens=300) for i in range(4)]
+    for request in requests:
+        engine.add(request)
+    results: dict[str, Any] = {}
+    while not (engine.stats()["num_preemptions"] and engine.stats()["num_requests_waiting"]):
+        collect_step(engine, results)
+    num_running = int(engine.stats()["num_requests_running"])
+    for request in requests:
+        engine.cancel(request.request_id)
+    assert kept(engine) == {"output": num_running}
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("ended", ["by a NaN", "by a client that leaves before a NaN in its state is seen"])
+def test_an_answer_that_was_not_finite_is_not_kept(
     fake_backend: Build, engine_over: Build, request_for: Build, prompt_of: Build, collect_step: Build, ended: str
 ) -> None:
     backend = fake_backend(num_blocks=100)
@@ -146,12 +186,14 @@ def test_an_answer_that_did_not_end_well_is_not_kept(
     for _ in range(150):
         collect_step(engine, results)
     assert engine.stats()["open_output_bytes"] > 0
-    if ended == "aborted":
-        engine.cancel("bad")
-    else:
+    if ended == "by a NaN":
         backend.poison = lambda sequence_id: True
         collect_step(engine, results)
         assert results["bad"].finish_reason == "error"
+    else:
+        backend.read_kv = lambda blocks, start, stop, out: out.fill_(float("nan"))
+        engine.cancel("bad")
+        assert engine.stats()["kv_blocks_resident"] == 0
     assert kept(engine) == {}
     assert engine.stats()["open_output_bytes"] == 0
     engine.check_integrity()
