@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import torch
 
+from warmstate.cluster.launch.strict_products import ask_for_strict_products
 from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
 from warmstate.tests.soak.answers import Answer, ask
 from warmstate.tests.soak.conversations import TEMPERATURE, Conversations, Question
@@ -140,6 +141,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=4)
     arguments = parser.parse_args()
+    # The reference computes in this process.
+    ask_for_strict_products()
     # A `timeout` must not leave the server behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(1)
