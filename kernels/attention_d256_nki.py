@@ -8,11 +8,15 @@ from typing import Any
 import nki
 import nki.language as nl
 
-from warmstate.kernels.attention_tile_nki import KEYS, Running, Tables, add_tile, load_keys, load_paged, load_queries
+from warmstate.kernels.attention_running_nki import Piece, Running, attend
+from warmstate.kernels.attention_tile_nki import KEYS, OwnTile, PagedTile, Tables
 
 ROWS = 128
 SIDE_BY_SIDE = 4
 """Sets of 128 queries that go through the keys together."""
+
+KEPT_TILES = 4
+"""Tiles of pages that are kept for all queries of a head; more are gathered again for each SIDE_BY_SIDE sets."""
 
 
 @nki.jit
@@ -41,11 +45,13 @@ def attention_prefill(
 
     Returns [T, Hq, D] of query's dtype.
 
-    Pseudocode, per query head and 128 queries, over tiles of 128 * n keys (flash attention):
+    Pseudocode, per query head and 128 queries, over tiles of keys (flash attention):
         s = q k^T, masked;  m' = max(m, max s);  p = exp(scale * (s - m')),  c = exp(scale * (m - m'))
         l = l * c + sum p;  o = o * c + p v;  at the end o / l * sigmoid(gate)
     q and k meet with their dimensions on the partitions, in D / 128 accumulated products; k is turned around once per
-    tile and key head, p once per use, on the tensor engine. Key heads are shared out over the programs (LNC2).
+    tile and key head (with more than KEPT_TILES tiles of pages, once per SIDE_BY_SIDE sets of queries), p once per use,
+    on the tensor engine. Pages are gathered by rows of several tokens, a tile with one instruction. The stages of
+    several tiles overlap (`attend`). Key heads are shared out over the programs (LNC2).
 
     Maths: https://arxiv.org/abs/2205.14135, HF `Qwen3NextAttention` (the output gate).
     """
@@ -55,31 +61,34 @@ def attention_prefill(
     assert group * k_heads == q_heads, f"{q_heads} query heads on {k_heads} key heads"
     assert width % ROWS == 0, f"heads of {width}: a multiple of {ROWS}"
     out = nl.ndarray(query.shape, query.dtype, buffer=nl.shared_hbm)
-    tables = Tables(query.dtype, block_table, prior_len, scale, key_pages.shape[2])
+    tables = Tables(key_pages, block_table.reshape((1, block_table.shape[0])), prior_len)
     share = (k_heads + nl.num_programs(0) - 1) // nl.num_programs(0)
     first = nl.program_id(0) * share
+    pieces = []
     for head in range(first, min(first + share, k_heads)):
-        paged = [load_paged(tables, key_pages, value_pages, head, start) for start in range(0, tables.num_prior, KEYS)]
-        own = [load_keys(tables, key[:, head], value[:, head], start) for start in range(0, num_tokens, KEYS)]
+        pages = (key_pages, value_pages)
+        paged: list[PagedTile] = []
+        own = [OwnTile(key[:, head], value[:, head], start) for start in range(0, num_tokens, KEYS)]
         rows = [
             (q_head, slice(start, min(start + ROWS, num_tokens)))
             for q_head in range(head * group, (head + 1) * group)
             for start in range(0, num_tokens, ROWS)
         ]
         for base in range(0, len(rows), SIDE_BY_SIDE):
-            together = rows[base : base + SIDE_BY_SIDE]
-            running = [
-                Running(tables, load_queries(tables, query[tokens, q_head]), tokens.stop - tokens.start, width)
-                for q_head, tokens in together
+            together = [
+                (Running(query[at, i], scale, out[at, i], None if gate is None else gate[at, i]), at)
+                for i, at in rows[base : base + SIDE_BY_SIDE]
             ]
-            for tile in paged:
-                add_tile(running, [None] * len(running), tile)
-            for tile in own:
-                seeing = [i for i, (_, tokens) in enumerate(together) if tile.start < tokens.stop]
-                diagonals: list[int | None] = [together[i][1].start - tile.start for i in seeing]
-                add_tile([running[i] for i in seeing], diagonals, tile)
-            for queries, (q_head, tokens) in zip(running, together, strict=True):
-                queries.store(out[tokens, q_head], None if gate is None else gate[tokens, q_head])
+            if tables.num_tiles > KEPT_TILES or not paged:
+                paged = [PagedTile(tables, pages, 0, head, tile) for tile in range(tables.num_tiles)]
+            pieces += [Piece(running, tile) for tile in paged for running, _ in together]
+            pieces += [
+                Piece(running, tile, at.start - tile.start)
+                for tile in own
+                for running, at in together
+                if tile.start < at.stop
+            ]
+    attend(pieces)
     return out
 
 
@@ -106,7 +115,7 @@ def attention_decode(
     Pseudocode: as in `attention_prefill`, the queries of a tile being the query heads of one key head. Sequences are
     shared out over the programs (LNC2).
     """
-    num_sequences, q_heads, width = query.shape
+    num_sequences, q_heads, _ = query.shape
     k_heads = key_pages.shape[1]
     group = q_heads // k_heads
     assert group * k_heads == q_heads, f"{q_heads} query heads on {k_heads} key heads"
@@ -114,12 +123,21 @@ def attention_decode(
     out = nl.ndarray(query.shape, query.dtype, buffer=nl.shared_hbm)
     share = (num_sequences + nl.num_programs(0) - 1) // nl.num_programs(0)
     first = nl.program_id(0) * share
-    for sequence in range(first, min(first + share, num_sequences)):
-        tables = Tables(query.dtype, block_tables[sequence], lengths[sequence], scale, key_pages.shape[2])
-        for head in range(k_heads):
-            heads = slice(head * group, (head + 1) * group)
-            running = Running(tables, load_queries(tables, query[sequence, heads]), group, width)
-            for start in range(0, tables.num_prior, KEYS):
-                add_tile([running], [None], load_paged(tables, key_pages, value_pages, head, start))
-            running.store(out[sequence, heads], None if gate is None else gate[sequence, heads])
+    last = min(first + share, num_sequences)
+    if first < last:
+        tables = Tables(key_pages, block_tables[first:last], lengths[first:last])
+    pairs = [(sequence, head) for sequence in range(first, last) for head in range(k_heads)]
+    pieces = []
+    for base in range(0, len(pairs), SIDE_BY_SIDE):
+        together = []
+        for sequence, head in pairs[base : base + SIDE_BY_SIDE]:
+            own = slice(head * group, (head + 1) * group)
+            own_gate = None if gate is None else gate[sequence, own]
+            together.append((Running(query[sequence, own], scale, out[sequence, own], own_gate), sequence, head))
+        pieces += [
+            Piece(running, PagedTile(tables, (key_pages, value_pages), sequence - first, head, tile))
+            for tile in range(tables.num_tiles)
+            for running, sequence, head in together
+        ]
+    attend(pieces)
     return out

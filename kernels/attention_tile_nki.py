@@ -1,4 +1,4 @@
-"""Owns the tiles of `attention_d256_nki`: keys turned around, queries turned around, the running softmax."""
+"""Owns the tiles of keys and values of `attention_d256_nki`: from pages or from the chunk, keys turned around."""
 
 from typing import Any
 
@@ -7,209 +7,166 @@ import nki.language as nl
 
 BLOCK = 128
 KEYS = 512
-"""Keys of a tile: one bank of PSUM per query."""
+"""Keys of a tile of the chunk itself; one of pages has up to ROW_TOKENS * 128."""
 
-LEAST = -1.0e30
-"""Where a maximum starts: below any score, and its differences stay finite."""
+ROW_TOKENS = 8
+"""Adjacent tokens of a page that are gathered as one row, so that one instruction gathers a tile of 128 rows."""
 
-MASKED = -3.0e38
-"""What a key that a query does not see scores: exp(scale * (MASKED - maximum)) is 0."""
+MAX_EXACT = 2**24
+"""Row numbers are computed in float32, which holds integers up to here."""
 
 
 class Tables:
-    """What all tiles of one sequence share: the dtype, the block table, how much of it counts."""
+    """Where the cached tokens of B sequences lie, and how many count.
 
-    def __init__(self, dtype: Any, block_table: Any, prior_len: Any, scale: float, page_tokens: int) -> None:
+    A tile has up to 128 rows of ROW_TOKENS tokens. `rows` [128, B, tiles] int32 numbers them in the pages of head 0,
+    outside of the cache for entries out of range; `limits` [128, B, tiles] float32 are how many tokens of a tile count,
+    and `positions` [128, keys] float32, by the rows of a tile, the order of its keys, the same in every partition.
+    """
+
+    def __init__(self, pages: Any, block_tables: Any, lengths: Any) -> None:
+        """`pages` [N, Hk, P, D], `block_tables` [B, M] int32, `lengths` [B, 1] int32."""
+        num_pages, k_heads, page_tokens, width = pages.shape
+        num_sequences, num_entries = block_tables.shape
         assert BLOCK % page_tokens == 0, f"pages of {page_tokens} tokens do not divide {BLOCK}"
-        self.dtype, self.scale = dtype, scale
-        self.num_prior = block_table.shape[0] * page_tokens
-        self.entries = nl.ndarray((1, block_table.shape[0]), nl.int32)
-        nisa.dma_copy(self.entries, block_table)
-        length = nl.ndarray((BLOCK, 1), nl.int32)
-        nisa.dma_copy(length, prior_len.ap([[0, BLOCK], [1, 1]]))
-        self.length = nl.ndarray((BLOCK, 1), nl.float32)
-        nisa.tensor_copy(self.length, length)
+        self.row_tokens: int = min(ROW_TOKENS, page_tokens)
+        while self.row_tokens > 1 and num_entries * page_tokens <= self.row_tokens // 2 * BLOCK:
+            self.row_tokens //= 2
+        self.page_rows: int = page_tokens // self.row_tokens
+        self.tile_pages: int = BLOCK // self.page_rows
+        self.num_entries: int = num_entries
+        self.width: int = width
+        self.num_tiles: int = -(-num_entries // self.tile_pages)
+        num_rows = num_pages * k_heads * self.page_rows
+        assert num_rows < MAX_EXACT, f"{num_pages} pages of {k_heads} heads: at most {MAX_EXACT} rows"
+        shape = (BLOCK, num_sequences, self.num_tiles)
+        self.rows = nl.ndarray(shape, nl.int32)
+        if num_entries % self.tile_pages:
+            # What the last tile does not have is computed with the rest, and not gathered.
+            nisa.memset(self.rows, 0)
+        for i in range(min(self.tile_pages, num_entries)):
+            count = -(-(num_entries - i) // self.tile_pages)
+            pattern = [[0, self.page_rows], [num_entries, num_sequences], [self.tile_pages, count]]
+            target = self.rows[i * self.page_rows : (i + 1) * self.page_rows, :, 0:count]
+            nisa.dma_copy(target, block_tables.ap(pattern, offset=i))
+        counts = nl.ndarray((BLOCK, num_sequences, 1), nl.int32)
+        nisa.dma_copy(counts, lengths.ap([[0, BLOCK], [1, num_sequences]]))
+        within, starts = self._prepare_positions()
+        # An entry out of range becomes one just outside, so that the numbers of its rows fit 32 bits.
+        nisa.tensor_scalar(self.rows, self.rows, nl.minimum, float(num_pages), op1=nl.maximum, operand1=-1.0)
+        stride = float(k_heads * self.page_rows)
+        nisa.tensor_scalar(self.rows, self.rows, nl.multiply, stride, op1=nl.add, operand1=within)
+        self.limits = nl.ndarray(shape, nl.float32)
+        limit = counts.broadcast(2, self.num_tiles)
+        nisa.tensor_tensor(self.limits, limit, nl.broadcast_to(starts, shape), nl.subtract)
+
+    def _prepare_positions(self) -> tuple[Any, Any]:
+        """What needs no table: the row within the page [128, 1], and where tiles start [128, 1, tiles], float32."""
+        partition, within = nl.ndarray((BLOCK, 1), nl.int32), nl.ndarray((BLOCK, 1), nl.float32)
+        nisa.iota(partition, [[0, 1]], channel_multiplier=1)
+        nisa.tensor_scalar(partition, partition, nl.bitwise_and, self.page_rows - 1)
+        nisa.tensor_copy(within, partition)
+        starts = nl.ndarray((BLOCK, 1, self.num_tiles), nl.float32)
+        nisa.iota(starts, [[BLOCK * self.row_tokens, self.num_tiles]])
+        self.positions: dict[int, Any] = {}
+        for rows in {self.num_rows(tile) for tile in range(self.num_tiles)}:
+            self.positions[rows] = nl.ndarray((BLOCK, rows * self.row_tokens), nl.float32)
+            nisa.iota(self.positions[rows], [[1, self.row_tokens], [self.row_tokens, rows]])
+        return within, starts
+
+    def num_rows(self, tile: int) -> int:
+        """Rows of a tile that the block table reaches."""
+        return min(self.tile_pages, self.num_entries - tile * self.tile_pages) * self.page_rows
 
 
 class KeyTile:
-    """Keys [128, D / 128, count] with their dimensions on the partitions, and values by blocks of 128 keys."""
+    """Keys [128, D / 128, count] with their dimensions on the partitions, and values by blocks of at most 128 keys.
 
-    def __init__(self, start: int, count: int, key_t: Any, values: list[Any], seen: Any) -> None:
-        self.start, self.count, self.key_t, self.values, self.seen = start, count, key_t, values, seen
+    `start` is the position of the first, counted from the chunk's own; a tile of pages has a mask `seen` instead.
+    `begin` starts the transfers, `finish` turns the keys around; both do nothing the second time.
+    """
 
+    def __init__(self, count: int, start: int = 0) -> None:
+        self.count, self.start = count, start
+        self.key_t: Any = None
+        self.seen: Any = None
+        self.keys: list[Any] = []
+        self.values: list[Any] = []
 
-def load_keys(tables: Tables, key: Any, value: Any, start: int) -> KeyTile:
-    """The tile of keys from `start` of `key`, `value` [T, D]."""
-    num_tokens, width = key.shape
-    count = min(KEYS, num_tokens - start)
-    key_t = nl.ndarray((BLOCK, width // BLOCK, count), tables.dtype)
-    values = []
-    for base in range(0, count, BLOCK):
-        rows = slice(start + base, start + min(base + BLOCK, count))
-        _turn(key_t[:, :, base : min(base + BLOCK, count)], nl.load(key[rows]))
-        values.append(nl.load(value[rows]))
-    return KeyTile(start, count, key_t, values, None)
+    def begin(self) -> None:
+        if not self.values:
+            self.load()
 
+    def load(self) -> None:
+        raise NotImplementedError
 
-def load_paged(tables: Tables, key_pages: Any, value_pages: Any, head: int, start: int) -> KeyTile:
-    """The tile of keys from position `start` of the block table, and which of them count."""
-    page_tokens, width = key_pages.shape[2:]
-    count = min(KEYS, tables.num_prior - start)
-    key_t = nl.ndarray((BLOCK, width // BLOCK, count), tables.dtype)
-    values = []
-    for base in range(0, count, BLOCK):
-        rows = min(BLOCK, count - base)
-        first_entry = (start + base) // page_tokens
-        _turn(key_t[:, :, base : base + rows], _gather(tables, key_pages, head, first_entry, rows))
-        values.append(_gather(tables, value_pages, head, first_entry, rows))
-    positions, seen = nl.ndarray((BLOCK, count), nl.float32), nl.ndarray((BLOCK, count), nl.uint8)
-    nisa.iota(positions, [[1, count]], offset=start)
-    nisa.tensor_scalar(seen, positions, nl.less, tables.length)
-    return KeyTile(start, count, key_t, values, seen)
+    def finish(self) -> None:
+        if self.key_t is None:
+            self.key_t = turned(self.keys)
+            self.keys = []
 
 
-def _gather(tables: Tables, pages: Any, head: int, first_entry: int, rows: int) -> Any:
-    """[rows, D] of consecutive table entries, each page at a run-time address."""
-    page_tokens, width = pages.shape[2:]
-    tile = nl.ndarray((rows, width), tables.dtype)
-    nisa.memset(tile, 0.0)
-    for i in range(rows // page_tokens):
-        entry = tables.entries[:, first_entry + i : first_entry + i + 1]
-        pattern = [[width, page_tokens], [1, width]]
-        page = pages.ap(pattern, offset=head * page_tokens * width, scalar_offset=entry, indirect_dim=0)
-        nisa.dma_copy(tile[i * page_tokens : (i + 1) * page_tokens], page, oob_mode=nisa.oob_mode.skip)
-    return tile
+class OwnTile(KeyTile):
+    """Keys and values [T, D] of the chunk itself, from `start`."""
+
+    def __init__(self, key: Any, value: Any, start: int) -> None:
+        super().__init__(min(KEYS, key.shape[0] - start), start)
+        self._key, self._value = key, value
+
+    def load(self) -> None:
+        last = self.start + self.count
+        for base in range(self.start, last, BLOCK):
+            rows = slice(base, min(base + BLOCK, last))
+            self.keys.append(nl.load(self._key[rows]))
+            self.values.append(nl.load(self._value[rows]))
 
 
-def _turn(target: Any, rows: Any) -> None:
-    """target [128, D / 128, rows] = rows [rows, D] with the dimensions on the partitions."""
-    count, width = rows.shape
+class PagedTile(KeyTile):
+    """Keys and values of one sequence and head from pages; block j holds token j of every row."""
+
+    def __init__(self, tables: Tables, pages: tuple[Any, Any], sequence: int, head: int, tile: int) -> None:
+        """`pages` are those of keys and of values."""
+        self._rows = tables.num_rows(tile)
+        super().__init__(self._rows * tables.row_tokens)
+        self._tables, self._pages, self._sequence, self._head, self._tile = tables, pages, sequence, head, tile
+
+    def load(self) -> None:
+        """Zeros where the table's entry is out of range."""
+        tables = self._tables
+        shape = (self._rows, tables.row_tokens, tables.width)
+        tiles = [nl.ndarray(shape, pages.dtype) for pages in self._pages]
+        for tile in tiles:
+            nisa.memset(tile.view(nl.float32), 0.0)
+        for tile, pages in zip(tiles, self._pages, strict=True):
+            self._gather(tile, pages)
+        self.keys, self.values = ([tile[:, j] for j in range(tables.row_tokens)] for tile in tiles)
+        self.seen = nl.ndarray((BLOCK, self.count), nl.uint8)
+        limit = tables.limits[:, self._sequence, self._tile : self._tile + 1]
+        nisa.tensor_scalar(self.seen, tables.positions[self._rows], nl.less, limit)
+
+    def _gather(self, tile: Any, pages: Any) -> None:
+        tables = self._tables
+        tokens, width = tables.row_tokens, tables.width
+        num_pages, k_heads, page_tokens, _ = pages.shape
+        rows = pages.reshape((num_pages * k_heads * page_tokens // tokens, tokens * width))
+        pattern = [[tokens * width, self._rows], [width, tokens], [1, width]]
+        at = tables.rows[0 : self._rows, self._sequence, self._tile : self._tile + 1]
+        offset = self._head * tables.page_rows * tokens * width
+        nisa.dma_copy(tile, rows.ap(pattern, offset=offset, vector_offset=at), oob_mode=nisa.oob_mode.skip)
+
+
+def turned(blocks: list[Any]) -> Any:
+    """[128, D / 128, rows of all blocks] of `blocks` [rows, D], with the dimensions on the partitions."""
+    count, width = sum(block.shape[0] for block in blocks), blocks[0].shape[1]
+    shape, dtype = (BLOCK, width // BLOCK, count), blocks[0].dtype
+    target = nl.ndarray(shape, dtype)
     for part in range(width // BLOCK):
-        turned = nl.ndarray((BLOCK, count), rows.dtype, buffer=nl.psum)
-        nisa.nc_transpose(turned, rows[:, part * BLOCK : (part + 1) * BLOCK])
-        nisa.tensor_copy(target[:, part], turned, engine=nisa.engine.scalar)
-
-
-def load_queries(tables: Tables, query: Any) -> Any:
-    """[128, D / 128, rows] of `query` [rows, D]."""
-    count, width = query.shape
-    query_t = nl.ndarray((BLOCK, width // BLOCK, count), tables.dtype)
-    _turn(query_t, nl.load(query))
-    return query_t
-
-
-class Running:
-    """The running maximum, sum and weighted values of up to 128 queries."""
-
-    def __init__(self, tables: Tables, query_t: Any, rows: int, width: int) -> None:
-        self._tables, self._query_t, self._rows, self._width = tables, query_t, rows, width
-        self._maximum, self._total = nl.ndarray((rows, 1), nl.float32), nl.ndarray((rows, 1), nl.float32)
-        self._values = nl.ndarray((rows, width), nl.float32)
-        self._scores: Any = None
-        self._peak: Any = None
-        self._neg_top: Any = None
-        self._shrink: Any = None
-        self._weights: Any = None
-        self._weights_t: list[Any] = []
-        nisa.memset(self._maximum, LEAST)
-        nisa.memset(self._total, 0.0)
-        nisa.memset(self._values, 0.0)
-
-    def score(self, tile: KeyTile, diagonal: int | None) -> None:
-        """Scores [rows, keys], not yet scaled; row r sees the keys up to r + diagonal, or those that the tile says.
-
-        A select removes the others, so that nothing they hold gets through. Without a mask they stay in PSUM.
-        """
-        shape = (self._rows, tile.count)
-        products = nl.ndarray(shape, nl.float32, buffer=nl.psum)
-        for part in range(self._width // BLOCK):
-            nisa.nc_matmul(products, self._query_t[:, part], tile.key_t[:, part], accumulate=part > 0)
-        self._scores = products
-        if tile.seen is not None:
-            self._scores = nl.ndarray(shape, nl.float32)
-            nisa.select_reduce(self._scores, tile.seen[0 : self._rows], products, MASKED)
-        elif diagonal is not None and diagonal < tile.count - 1:
-            plain = nl.ndarray(shape, nl.float32)
-            nisa.tensor_copy(plain, products, engine=nisa.engine.scalar)
-            self._scores = nl.ndarray(shape, nl.float32)
-            pattern = [[-1, tile.count]]
-            nisa.affine_select(self._scores, pattern, 1, plain, MASKED, cmp_op=nl.greater_equal, offset=diagonal)
-
-    def find_peak(self) -> None:
-        """The largest score of each row."""
-        self._peak = nl.ndarray((self._rows, 1), nl.float32)
-        nisa.tensor_reduce(self._peak, nl.maximum, self._scores, axis=1)
-
-    def raise_maximum(self) -> None:
-        """The new maximum, and by how much the sums so far shrink."""
-        scale = self._tables.scale
-        top, self._neg_top = nl.ndarray((self._rows, 1), nl.float32), nl.ndarray((self._rows, 1), nl.float32)
-        nisa.tensor_tensor(top, self._peak, self._maximum, nl.maximum)
-        nisa.tensor_scalar(self._neg_top, top, nl.multiply, -scale)
-        self._shrink = nl.ndarray((self._rows, 1), nl.float32)
-        nisa.activation(self._shrink, nl.exp, self._maximum, bias=self._neg_top, scale=scale)
-        self._maximum = top
-
-    def soften(self, tile: KeyTile) -> None:
-        """The weights exp(scale * (s - maximum)) and their sum."""
-        self._weights = nl.ndarray((self._rows, tile.count), self._tables.dtype)
-        added, total = nl.ndarray((self._rows, 1), nl.float32), nl.ndarray((self._rows, 1), nl.float32)
-        scale = self._tables.scale
-        nisa.activation_reduce(self._weights, nl.exp, self._scores, nl.add, added, bias=self._neg_top, scale=scale)
-        nisa.scalar_tensor_tensor(total, self._total, nl.multiply, self._shrink, nl.add, added)
-        self._total = total
-
-    def turn_weights(self, tile: KeyTile) -> None:
-        """The weights with the keys on the partitions, all blocks in one copy where they are full."""
-        self._weights_t = []
-        num_blocks = len(tile.values)
-        turned = nl.ndarray((BLOCK, num_blocks, self._rows), self._tables.dtype, buffer=nl.psum)
-        weights_t = nl.ndarray((BLOCK, num_blocks, self._rows), self._tables.dtype)
-        for i, block in enumerate(tile.values):
-            count = block.shape[0]
-            nisa.nc_transpose(turned[0:count, i], self._weights[:, i * BLOCK : i * BLOCK + count])
-            self._weights_t.append(weights_t[0:count, i])
-        full = tile.count // BLOCK
-        if full:
-            nisa.tensor_copy(weights_t[:, 0:full], turned[:, 0:full], engine=nisa.engine.scalar)
-        if full < num_blocks:
-            count = tile.count - full * BLOCK
-            nisa.tensor_copy(weights_t[0:count, full], turned[0:count, full], engine=nisa.engine.scalar)
-
-    def weigh(self, tile: KeyTile) -> None:
-        """Adds the weighted values of the tile."""
-        weighted = nl.ndarray((self._rows, self._width), nl.float32, buffer=nl.psum)
-        for i, block in enumerate(tile.values):
-            nisa.nc_matmul(weighted, self._weights_t[i], block, accumulate=i > 0)
-        values = nl.ndarray((self._rows, self._width), nl.float32)
-        nisa.scalar_tensor_tensor(values, self._values, nl.multiply, self._shrink, nl.add, weighted)
-        self._values = values
-
-    def store(self, out: Any, gate: Any) -> None:
-        """out = values / total, times sigmoid(gate)."""
-        share = nl.ndarray((self._rows, 1), nl.float32)
-        nisa.reciprocal(share, self._total)
-        result = nl.ndarray((self._rows, self._width), out.dtype)
-        if gate is None:
-            nisa.tensor_scalar(result, self._values, nl.multiply, share)
-        else:
-            opened = nl.ndarray((self._rows, self._width), nl.float32)
-            nisa.activation(opened, nl.sigmoid, nl.load(gate))
-            nisa.scalar_tensor_tensor(result, self._values, nl.multiply, share, nl.multiply, opened)
-        nisa.dma_copy(out, result)
-
-
-def add_tile(running: list[Running], diagonals: list[int | None], tile: KeyTile) -> None:
-    """Adds a tile to several sets of queries step by step, so that each fills the waits of the others."""
-    for queries, diagonal in zip(running, diagonals, strict=True):
-        queries.score(tile, diagonal)
-    for queries in running:
-        queries.find_peak()
-    for queries in running:
-        queries.raise_maximum()
-    for queries in running:
-        queries.soften(tile)
-    for queries in running:
-        queries.turn_weights(tile)
-    for queries in running:
-        queries.weigh(tile)
+        columns, base = nl.ndarray((BLOCK, count), dtype, buffer=nl.psum), 0
+        for block in blocks:
+            own = slice(base, base + block.shape[0])
+            nisa.nc_transpose(columns[:, own], block[:, part * BLOCK : (part + 1) * BLOCK])
+            base = own.stop
+        # The engines share the copies.
+        engine = nisa.engine.vector if part % 2 else nisa.engine.scalar
+        nisa.tensor_copy(target[:, part], columns, engine=engine)
+    return target

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from warmstate.kernels.nki_bench import Shape, bench
+
 Attention = Callable[..., Any]
 
 D, PAGE = 256, 64
@@ -134,6 +136,73 @@ def test_decode_equals_the_last_row_of_prefill(
     truth = torch.cat(expected)
     assert out.dtype == dtype
     assert _error(out, truth * gate.double().sigmoid() if gated else truth) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("page", [1, 2, 16, 32, 128])
+def test_pages_may_have_any_size_that_divides_128(decode: Attention, page: int) -> None:
+    """Enough of them for two tiles of the largest rows, the second in part, and in any order."""
+    length = {1: 130, 2: 300}.get(page, 1100)
+    k, v = (_normal(length, 2, D, seed=s) for s in (1, 2))
+    blocks = -(-length // page)
+    order = torch.randperm(blocks, generator=torch.Generator().manual_seed(0))
+    stored = []
+    for x in (k, v):
+        pages = torch.full((blocks, 2, page, D), 7.0)
+        for i, where in enumerate(order.tolist()):
+            rows = x[i * page : (i + 1) * page]
+            pages[where, :, : len(rows)] = rows.transpose(0, 1)
+        stored.append(pages)
+    q = _normal(1, 4, D)
+    out = decode(q, *stored, order.int()[None], torch.tensor([[length]], dtype=torch.int32), scale=D**-0.5)
+    assert _error(out, _truth(q, k, v)) <= 1e-5
+
+
+def test_an_entry_out_of_range_is_read_as_zeros(decode: Attention) -> None:
+    """Also one whose rows a multiplication in 32 bits would bring back inside."""
+    entries = [2, 2**31 - 1, -(2**31), -1, 4, 2**26, 1]
+    k, v = (_normal(len(entries) * PAGE, 1, D, seed=s) for s in (1, 2))
+    key_pages, value_pages = (torch.full((4, 1, PAGE, D), 7.0) for _ in range(2))
+    for i, entry in enumerate(entries):
+        own = slice(i * PAGE, (i + 1) * PAGE)
+        if 0 <= entry < 4:
+            key_pages[entry, 0], value_pages[entry, 0] = k[own, 0], v[own, 0]
+        else:
+            k[own], v[own] = 0.0, 0.0
+    q, table = _normal(1, 2, D), torch.tensor([entries], dtype=torch.int32)
+    length = torch.tensor([[len(k)]], dtype=torch.int32)
+    out = decode(q, key_pages, value_pages, table, length, scale=D**-0.5)
+    assert _error(out, _truth(q, k, v)) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_long_past_fits_the_memory_of_the_core(prefill: Attention, dtype: torch.dtype) -> None:
+    """32,768 tokens before a chunk whose queries go through them twice."""
+    q = _normal(2, 5, D, dtype=dtype)
+    k, v = (_normal(32768 + 2, 1, D, seed=s, dtype=dtype) for s in (1, 2))
+    out = _prefill(prefill, q, k, v, _order(512), lnc=1)
+    assert _error(out, _truth(q, k, v)) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "least"),
+    [
+        ("attention_prefill", Shape(tokens=2048, heads=2), 0.60),
+        ("attention_prefill", Shape(tokens=4096, heads=1), 0.70),
+        ("attention_decode", Shape(tokens=2048, batch=8, heads=8), 0.50),
+    ],
+)
+def test_the_tensor_engine_is_busy_for_most_of_the_time(kernel: str, shape: Shape, least: float) -> None:
+    estimate = bench(kernel, shape, torch.bfloat16).estimate
+    for busy_us, makespan_us in zip(estimate.busy_us["tensor"], estimate.makespan_us, strict=True):
+        assert least <= busy_us / makespan_us < 1
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(8, 2048), (2, 8192)])
+def test_decode_stays_within_twice_what_its_transfers_take(batch: int, tokens: int) -> None:
+    made = bench("attention_decode", Shape(tokens=tokens, batch=batch, heads=8), torch.bfloat16)
+    assert made.floor is not None
+    for makespan_us in made.estimate.makespan_us:
+        assert 1 < makespan_us / made.floor.bytes_us <= 2
 
 
 @pytest.mark.parametrize(("shared", "spread", "scale"), [(0, 100, 2.0**-1), (100, 1, 2.0**-10), (-100, 1, 2.0**-10)])
