@@ -42,3 +42,8 @@ class nc_version(Enum):
     gen2 = 2
     gen3 = 3
     gen4 = 4
+
+
+class dma_engine(Enum):
+    dma = 1
+    gpsimd_dma = 2

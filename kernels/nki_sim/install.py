@@ -11,7 +11,7 @@ from warmstate.kernels.nki_sim import isa, language
 from warmstate.kernels.nki_sim.errors import SimulatorError
 from warmstate.kernels.nki_sim.launch import Kernel, jit, simulate
 
-NAMES = ("nki", "nki.isa", "nki.language")
+NAMES = ("nki", "nki.isa", "nki.language", "nki.typing")
 OLD_NAMESPACE = "neuronxcc"
 """What kernels imported before NKI 0.3: `neuronxcc.nki` in a kernel is an error since 0.4 (NOTES 2.30)."""
 
@@ -58,15 +58,23 @@ def real_or_simulated() -> Iterator[None]:
         yield
 
 
+class Tensor:
+    """`nki.typing.tensor`: an annotation, `tensor[128, 512]`; the shape is not checked."""
+
+    def __class_getitem__(cls, _shape: Any) -> "type[Tensor]":
+        return cls
+
+
 class _SimulatedModule(ModuleType):
     """Marks the stand-ins."""
 
 
 def _modules() -> dict[str, ModuleType]:
-    nki, nki_isa, nki_language = (_SimulatedModule(name, f"The simulator's {name}.") for name in NAMES)
+    nki, nki_isa, nki_language, nki_typing = (_SimulatedModule(name, f"The simulator's {name}.") for name in NAMES)
     nki_isa.__dict__.update(isa.namespace())
     nki_language.__dict__.update(language.namespace())
-    nki.__dict__.update(
-        {"isa": nki_isa, "language": nki_language, "jit": jit, "simulate": simulate, "Kernel": Kernel, "__path__": []}
-    )
-    return {"nki": nki, "nki.isa": nki_isa, "nki.language": nki_language}
+    nki_typing.__dict__["tensor"] = Tensor
+    modules = (nki, nki_isa, nki_language, nki_typing)
+    nki.__dict__.update({name.removeprefix("nki."): module for name, module in zip(NAMES, modules, strict=True)})
+    nki.__dict__.update({"jit": jit, "simulate": simulate, "Kernel": Kernel, "__path__": []})
+    return dict(zip(NAMES, modules, strict=True))

@@ -42,7 +42,7 @@ INSTRUCTIONS = {
     isa_dma: ("dma_copy", "dma_transpose"),
     isa_registers: ("register_alloc", "register_move", "register_load", "register_store"),
 }
-ENUMERATIONS = ("engine", "reduce_cmd", "dge_mode", "oob_mode", "matmul_perf_mode", "nc_version")
+ENUMERATIONS = ("engine", "reduce_cmd", "dge_mode", "oob_mode", "matmul_perf_mode", "nc_version", "dma_engine")
 ENGINE_NAMES = ("tensor", "vector", "scalar", "gpsimd", "unknown")
 
 

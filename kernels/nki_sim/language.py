@@ -1,15 +1,17 @@
-"""nki.language: allocation, loops, programs, dtypes and operators (API reference, `nki/api/nki/language`)."""
+"""nki.language: allocation, loops, programs and dtypes (API reference, `nki/api/nki/language`).
+
+`language_math` has what works on tiles.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from warmstate.kernels.nki_sim import isa_dma, isa_elementwise
+from warmstate.kernels.nki_sim import isa_dma, isa_elementwise, language_math
 from warmstate.kernels.nki_sim.dtypes import CODECS, Array
 from warmstate.kernels.nki_sim.errors import ConstraintViolation
 from warmstate.kernels.nki_sim.indexing import DynamicSlice
-from warmstate.kernels.nki_sim.operators import OPERATORS
 from warmstate.kernels.nki_sim.program import current
 from warmstate.kernels.nki_sim.registers import VirtualRegister
 from warmstate.kernels.nki_sim.storage import (
@@ -20,6 +22,14 @@ from warmstate.kernels.nki_sim.storage import (
     SBUF_PARTITION_BYTES,
 )
 from warmstate.kernels.nki_sim.tensor import NkiTensor
+
+
+class NKIObject:
+    """The base of a kernel's own configuration objects: fields are annotated, and given by keyword."""
+
+    def __init__(self, **fields: Any) -> None:
+        for name, value in fields.items():
+            setattr(self, name, value)
 
 
 class TileSize:
@@ -90,15 +100,6 @@ def shared_identity_matrix(n: int, dtype: str = "uint8", dst: NkiTensor | None =
     return tile
 
 
-def broadcast_to(x: NkiTensor, shape: Any, dtype: str | None = None) -> NkiTensor:
-    """A view of x with free dimensions of size 1 repeated."""
-    view = x
-    for dim, size in enumerate(shape):
-        if view.shape[dim] != size:
-            view = view.broadcast(dim, size)
-    return view
-
-
 def fori_loop(
     lower: int | VirtualRegister,
     upper: int | VirtualRegister,
@@ -156,11 +157,11 @@ def is_on_chip(buffer: str) -> bool:
 def namespace() -> dict[str, Any]:
     """Everything that `nki.language` offers here."""
     names: dict[str, Any] = {name: name for name in CODECS if name != "bool"}
-    names |= {"bool_": "bool", "sbuf": "sbuf", "psum": "psum", "shared_hbm": "shared_hbm", "private_hbm": "private_hbm"}
-    names |= OPERATORS
-    names |= {"max": OPERATORS["maximum"], "min": OPERATORS["minimum"], "tile_size": TileSize(), "ds": DynamicSlice}
+    names |= {"bool_": "bool", "sbuf": "sbuf", "psum": "psum", "shared_hbm": "shared_hbm"}
+    names |= {"private_hbm": "private_hbm", "hbm": "private_hbm"}
+    names |= language_math.namespace() | {"tile_size": TileSize(), "ds": DynamicSlice}
     names |= {"affine_range": loop_range, "sequential_range": loop_range, "static_range": loop_range}
     functions: tuple[Callable[..., Any], ...] = (ndarray, zeros, ones, full, load, store, shared_constant)
-    functions += (shared_identity_matrix, broadcast_to, fori_loop, while_loop, program_id, num_programs, program_ndim)
-    functions += (is_hbm, is_sbuf, is_psum, is_on_chip, NkiTensor)
+    functions += (shared_identity_matrix, fori_loop, while_loop, program_id, num_programs, program_ndim)
+    functions += (is_hbm, is_sbuf, is_psum, is_on_chip, NkiTensor, NKIObject)
     return names | {function.__name__: function for function in functions}

@@ -4,14 +4,18 @@ SHARED nki-aluop and nki-act-func.
 Float arithmetic is float32; overflow and NaN follow IEEE, as on the device.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from warmstate.kernels.nki_sim.dtypes import Array
-from warmstate.kernels.nki_sim.errors import SimulatorError
+
+GELU_SLOPE = 1.702
+"""Of the sigmoid that approximates the normal distribution: https://arxiv.org/abs/1606.08415."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,9 +32,6 @@ class Operator:
     identity: float = 0.0
     activation: Callable[[Array], Array] | None = None
     valid: tuple[float, float] | None = None
-
-    def __call__(self, *_arguments: Any, **_keywords: Any) -> Any:
-        raise SimulatorError(f"nl.{self.name}() on tensors is experimental and not simulated: use nki.isa")
 
     def __repr__(self) -> str:
         return f"nl.{self.name}"
@@ -52,6 +53,38 @@ def _softplus(x: Array) -> Array:
 def _gelu_tanh(x: Array) -> Array:
     inner = 0.7978845608028654 * (x + 0.044715 * x**3)
     result: Array = (0.5 * x * (1 + np.tanh(inner))).astype(np.float32)
+    return result
+
+
+def _erf(x: Array) -> Array:
+    result: Array = torch.erf(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+    return result
+
+
+def _erf_dx(x: Array) -> Array:
+    result: Array = (2 / math.sqrt(math.pi) * np.exp(-np.square(x))).astype(np.float32)
+    return result
+
+
+def _gelu(x: Array) -> Array:
+    result: Array = (0.5 * x * (1 + _erf(x / math.sqrt(2)))).astype(np.float32)
+    return result
+
+
+def _gelu_dx(x: Array) -> Array:
+    density: Array = np.exp(-0.5 * np.square(x)) / math.sqrt(2 * math.pi)
+    result: Array = (0.5 * (1 + _erf(x / math.sqrt(2))) + x * density).astype(np.float32)
+    return result
+
+
+def _sigmoid_unit(x: Array, slope: float) -> Array:
+    result: Array = (x * _sigmoid(slope * x)).astype(np.float32)
+    return result
+
+
+def _sigmoid_unit_dx(x: Array, slope: float) -> Array:
+    gate = _sigmoid(slope * x)
+    result: Array = (gate + slope * x * gate * (1 - gate)).astype(np.float32)
     return result
 
 
@@ -111,14 +144,24 @@ ACTIVATIONS = (
     Operator("sqrt", "activation", activation=np.sqrt, valid=(2.0**-116, 2.0**118)),
     Operator("tanh", "activation", activation=np.tanh),
     Operator("sigmoid", "activation", activation=_sigmoid),
-    Operator("silu", "activation", activation=lambda x: x * _sigmoid(x)),
+    Operator("silu", "activation", activation=lambda x: _sigmoid_unit(x, 1.0)),
+    Operator("silu_dx", "activation", activation=lambda x: _sigmoid_unit_dx(x, 1.0)),
     Operator("softplus", "activation", activation=_softplus),
+    Operator("gelu", "activation", activation=_gelu),
+    Operator("gelu_dx", "activation", activation=_gelu_dx),
     Operator("gelu_apprx_tanh", "activation", activation=_gelu_tanh),
+    Operator("gelu_apprx_sigmoid", "activation", activation=lambda x: _sigmoid_unit(x, GELU_SLOPE)),
+    Operator("gelu_apprx_sigmoid_dx", "activation", activation=lambda x: _sigmoid_unit_dx(x, GELU_SLOPE)),
+    Operator("mish", "activation", activation=lambda x: x * np.tanh(_softplus(x))),
+    Operator("erf", "activation", activation=_erf),
+    Operator("erf_dx", "activation", activation=_erf_dx),
+    Operator("sin", "activation", activation=np.sin, valid=(0.0, math.pi)),
+    Operator("arctan", "activation", activation=np.arctan, valid=(0.0, math.pi / 2)),
     Operator("sign", "activation", activation=np.sign),
 )
 
 OPERATORS: dict[str, Operator] = {op.name: op for op in (*ALU_OPERATORS, *UNARY_OPERATORS, *ACTIVATIONS)}
-SIGNED_RANGE = ("reciprocal",)
+SIGNED_RANGE = ("reciprocal", "sin", "arctan")
 """Activations whose valid range is of the magnitude; the others take positive inputs only."""
 
 CUMULATIVE = ("add", "subtract", "multiply", "maximum", "minimum")
