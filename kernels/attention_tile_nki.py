@@ -19,7 +19,7 @@ MAX_EXACT = 2**24
 class Tables:
     """Where the cached tokens of B sequences lie, and how many count.
 
-    A tile has up to 128 rows of ROW_TOKENS tokens. `rows` [128, B, tiles] int32 numbers them in the pages of head 0,
+    A tile has up to 128 rows of ROW_TOKENS tokens. `rows` [128, B, tiles] uint32 numbers them in the pages of head 0,
     outside of the cache for entries out of range; `limits` [128, B, tiles] float32 are how many tokens of a tile count,
     and `positions` [128, keys] float32, by the rows of a tile, the order of its keys, the same in every partition.
     """
@@ -40,22 +40,24 @@ class Tables:
         num_rows = num_pages * k_heads * self.page_rows
         assert num_rows < MAX_EXACT, f"{num_pages} pages of {k_heads} heads: at most {MAX_EXACT} rows"
         shape = (BLOCK, num_sequences, self.num_tiles)
-        self.rows = nl.ndarray(shape, nl.int32)
+        rows = nl.ndarray(shape, nl.int32)
         if num_entries % self.tile_pages:
             # What the last tile does not have is computed with the rest, and not gathered.
-            nisa.memset(self.rows, 0)
+            nisa.memset(rows, 0)
         for i in range(min(self.tile_pages, num_entries)):
             count = -(-(num_entries - i) // self.tile_pages)
             pattern = [[0, self.page_rows], [num_entries, num_sequences], [self.tile_pages, count]]
-            target = self.rows[i * self.page_rows : (i + 1) * self.page_rows, :, 0:count]
+            target = rows[i * self.page_rows : (i + 1) * self.page_rows, :, 0:count]
             nisa.dma_copy(target, block_tables.ap(pattern, offset=i))
         counts = nl.ndarray((BLOCK, num_sequences, 1), nl.int32)
         nisa.dma_copy(counts, lengths.ap([[0, BLOCK], [1, num_sequences]]))
         within, starts = self._prepare_positions()
         # An entry out of range becomes one just outside, so that the numbers of its rows fit 32 bits.
-        nisa.tensor_scalar(self.rows, self.rows, nl.minimum, float(num_pages), op1=nl.maximum, operand1=-1.0)
+        nisa.tensor_scalar(rows, rows, nl.minimum, float(num_pages), op1=nl.maximum, operand1=-1.0)
         stride = float(k_heads * self.page_rows)
-        nisa.tensor_scalar(self.rows, self.rows, nl.multiply, stride, op1=nl.add, operand1=within)
+        nisa.tensor_scalar(rows, rows, nl.multiply, stride, op1=nl.add, operand1=within)
+        # Negative numbers are large ones here, and so outside as well.
+        self.rows = rows.view(nl.uint32)
         self.limits = nl.ndarray(shape, nl.float32)
         limit = counts.broadcast(2, self.num_tiles)
         nisa.tensor_tensor(self.limits, limit, nl.broadcast_to(starts, shape), nl.subtract)
