@@ -1,7 +1,7 @@
 """Owns launching a kernel: arrays in, arrays out, one program per logical core. Knows no instruction.
 
-The two cores of a launch run one after the other; each has its own trace. Arguments are copied: what a kernel writes
-into an argument is seen in what it returns.
+The two cores of a launch run one after the other; each has its own trace. What a kernel writes into an argument is in
+the caller's array afterwards (SDK, `nki/guides/nki_simulator.rst`).
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from warmstate.kernels.nki_sim.tensor import NkiTensor
 from warmstate.kernels.nki_sim.trace import Trace
 
 TORCH_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+TORCH_VIEWS: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,12 @@ def launch(kernel: Kernel, *arguments: Any, **keywords: Any) -> Launch:
             )
         _check_memory(program.trace)
         traces.append(program.trace)
-    own = {id(value.storage) for value in (*inputs, *named.values()) if isinstance(value, NkiTensor)}
+    held = zip((*arguments, *keywords.values()), (*inputs, *named.values()), strict=True)
+    own = set()
+    for value, tensor in held:
+        if isinstance(tensor, NkiTensor):
+            own.add(id(tensor.storage))
+            _write_back(value, tensor)
     if isinstance(results, (tuple, list)):
         return Launch(tuple(_host(result, own, as_torch) for result in results), tuple(traces))
     return Launch(None if results is None else _host(results, own, as_torch), tuple(traces))
@@ -109,6 +115,18 @@ def _device(value: Any) -> Any:
     return NkiTensor.whole(storage)
 
 
+def _write_back(value: Any, tensor: NkiTensor) -> None:
+    """Puts what the kernel wrote into an argument into the caller's array; arrays of other dtypes stay as they are."""
+    raw = tensor.raw()
+    if isinstance(value, torch.Tensor):
+        bits = value.detach().view(TORCH_BITS[value.element_size()])
+        new = torch.from_numpy(raw.view(TORCH_VIEWS[raw.itemsize]))
+        if not torch.equal(bits, new):
+            bits.copy_(new)
+    elif value.dtype == raw.dtype and value.tobytes() != raw.tobytes():
+        value[...] = raw
+
+
 def _host(result: Any, own: set[int], as_torch: bool) -> Any:
     if not isinstance(result, NkiTensor) or (result.buffer != "shared_hbm" and id(result.storage) not in own):
         raise ConstraintViolation("output-shared-hbm", f"{result!r} is returned")
@@ -120,5 +138,5 @@ def _host(result: Any, own: set[int], as_torch: bool) -> Any:
         return CODECS[result.dtype].decode(raw)
     if not as_torch:
         return raw
-    bits = torch.from_numpy(raw.view({1: np.uint8, 2: np.int16, 4: np.int32}[raw.itemsize]))
+    bits = torch.from_numpy(raw.view(TORCH_VIEWS[raw.itemsize]))
     return bits.view(getattr(torch, result.dtype))

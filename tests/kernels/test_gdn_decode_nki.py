@@ -48,12 +48,13 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.fixture(scope="module")
 def decode(nki: Any) -> Decode:
+    """The kernel on a copy of the states, which it updates in place."""
     kernel = nki.kernel("gdn_decode_nki", "gdn_decode")
 
     def run(x: Tensors, slots: list[int], **keywords: Any) -> Any:
         where = torch.tensor(slots, dtype=torch.int32)
         names = ("query", "key", "value", "g", "beta", "states")
-        given = {**x, "states": x["states"].transpose(1, 2).contiguous()}
+        given = {**x, "states": x["states"].transpose(1, 2).clone(memory_format=torch.contiguous_format)}
         arguments = [given[name] for name in names]
         out, *states = kernel(*arguments, where, torch.eye(128), scale=D**-0.5, **keywords)
         return (out, *(state.transpose(-3, -2) for state in states))

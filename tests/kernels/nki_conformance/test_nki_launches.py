@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 
 def _halves(bench: Any) -> Any:
@@ -32,14 +33,22 @@ def test_cores_share_the_output(bench: Any, cores: int, dtype: Any) -> None:
     np.testing.assert_array_equal(out, 2 * x)
 
 
-def test_an_argument_that_is_written_can_be_returned(bench: Any) -> None:
-    def kernel(state: Any) -> Any:
-        bench.nl.store(state[1:3], bench.tile(2, 4))
-        return state
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("as_torch", [False, True])
+def test_an_argument_that_is_written_is_returned_and_updated_in_place(bench: Any, cores: int, as_torch: bool) -> None:
+    """SDK, `nki/guides/nki_simulator.rst`: "Input arrays are updated in-place"."""
 
+    def kernel(state: Any, kept: Any) -> Any:
+        bench.nl.store(state[1:3], bench.tile(2, 4))
+        return state, kept
+
+    state, kept = (np.ones((4, 4), np.float32) for _ in range(2))
+    given = (torch.from_numpy(state), torch.from_numpy(kept)) if as_torch else (state, kept)
+    returned, same = bench.launch(kernel, *given, cores=cores)
     expected = np.ones((4, 4), np.float32)
     expected[1:3] = 0
-    np.testing.assert_array_equal(bench.launch(kernel, np.ones((4, 4), np.float32)), expected)
+    for found, wanted in ((returned, expected), (state, expected), (same, kept), (kept, np.ones((4, 4)))):
+        np.testing.assert_array_equal(np.asarray(found), wanted)
 
 
 def test_a_kernel_that_calls_a_kernel_inlines_it(bench: Any) -> None:
