@@ -13,10 +13,10 @@ LEAST = -1.0e30
 MASKED = -3.0e38
 """What a key that a query does not see scores: exp(scale * (MASKED - maximum)) is 0."""
 
-BEGUN, PREPARED, TURNED, WEIGHED = 4, 2, -3, -5
+BEGUN, PREPARED, TURNED, WEIGHED, STORED = 4, 2, -3, -5, -6
 """The stages of a piece, by how far it then is from the one that is scored: so far that engines need not wait."""
 
-STAGES = (BEGUN, PREPARED, 0, TURNED, WEIGHED)
+STAGES = (BEGUN, PREPARED, 0, TURNED, WEIGHED, STORED)
 BANK = 512
 """Float32 of a bank of PSUM, within which a matmul writes."""
 
@@ -52,10 +52,10 @@ class Running:
         if self._gate is None:
             nisa.activation(result, nl.copy, self.values, scale=share)
         else:
-            opened, weighted = (nl.ndarray((self.rows, self.width), nl.float32) for _ in range(2))
+            opened, divided = (nl.ndarray((self.rows, self.width), nl.float32) for _ in range(2))
             nisa.activation(opened, nl.sigmoid, self._gate)
-            nisa.tensor_tensor(weighted, self.values, opened, nl.multiply, engine=nisa.engine.gpsimd)
-            nisa.activation(result, nl.copy, weighted, scale=share)
+            nisa.activation(divided, nl.copy, self.values, scale=share)
+            nisa.tensor_tensor(result, divided, opened, nl.multiply, engine=nisa.engine.gpsimd)
         nisa.dma_copy(self._out, result)
 
 
@@ -171,8 +171,6 @@ class Piece:
             nisa.scalar_tensor_tensor(values, running.values, nl.multiply, self._shrink, nl.add, weighted)
             running.total = total
         running.values = values
-        if self.is_last:
-            running.store()
 
 
 def attend(pieces: list[Piece]) -> None:
@@ -186,12 +184,14 @@ def attend(pieces: list[Piece]) -> None:
     nisa.tensor_scalar(triangle, positions, nl.greater_equal, 0.0)
     for piece in {id(piece.running): piece for piece in pieces}.values():
         piece.is_last = True
-    for i in range(-BEGUN, len(pieces) - WEIGHED):
+    for i in range(-BEGUN, len(pieces) - STORED):
         at = {stage: pieces[i + stage] for stage in STAGES if 0 <= i + stage < len(pieces)}
         if BEGUN in at:
             at[BEGUN].begin()
         if PREPARED in at:
             at[PREPARED].prepare()
+        if STORED in at and at[STORED].is_last:
+            at[STORED].running.store()
         if 0 in at:
             at[0].score()
         if TURNED in at:
