@@ -32,7 +32,8 @@ _LAST_RETRY_S = 2.0
 class EventFollower:
     """Follows one namespace until `close`. On the follower's thread `on_reset` is called when the stream was lost, and
     with it, most likely, all that the server held; `on_lost_segments` with the prefix keys whose KV segments the store
-    no longer holds."""
+    no longer holds, `on_lost_checkpoint` with the prefix key and the position of a checkpoint that it no longer holds.
+    """
 
     def __init__(
         self,
@@ -41,12 +42,14 @@ class EventFollower:
         index: PrefixIndex,
         on_reset: Callable[[], None] = lambda: None,
         on_lost_segments: Callable[[Sequence[bytes]], None] = lambda keys: None,
+        on_lost_checkpoint: Callable[[bytes, int], None] = lambda key, position: None,
     ) -> None:
         self._client = open_client(address, 1, timeout_s=_BLOCK_MS / 1000 + address.operation_timeout_s)
         self._names = index_names(namespace)
         self._applier = EventApplier(index)
         self._on_reset = on_reset
         self._on_lost_segments = on_lost_segments
+        self._on_lost_checkpoint = on_lost_checkpoint
         self._last_id: str | None = None
         self._counts = {"events_read": 0, "stream_resets": 0, "follower_failures": 0, "rows_loaded": 0}
         self._caught_up = threading.Event()
@@ -111,6 +114,8 @@ class EventFollower:
                 entry = decode_entry(fields)
                 if entry is not None:
                     self._applier.apply(entry)
+                    if entry.event.is_of_store and entry.event.op == "remove":
+                        self._on_lost_checkpoint(entry.event.key, entry.event.position)
                 elif lost := decode_lost_segments(fields):
                     self._on_lost_segments(lost)
                 self._last_id = entry_id.decode()

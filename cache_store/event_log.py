@@ -104,10 +104,7 @@ class EventLog:
     def count_hit(self, key: bytes) -> None:
         """Counts one use of a checkpoint in the store; hits are sent in batches and never wake the thread."""
         with self._wake:
-            if key in self._hits or len(self._hits) < _MAX_WAITING_HITS:
-                self._hits[key] += 1
-            else:
-                self._counts["hits_lost"] += 1
+            self._queue_hits(key, 1)
 
     def tell_lost_segment(self, key: bytes) -> None:
         """Queues the news that the store no longer holds the KV segment of this prefix key."""
@@ -201,10 +198,17 @@ class EventLog:
     def _put_back(self, hits: Counter[bytes], lost: set[bytes]) -> None:
         """After a failure; what was sent all the same is told twice, which a hint survives."""
         with self._wake:
-            self._hits.update(hits)
+            for key, count in hits.items():
+                self._queue_hits(key, count)
             for key in lost:
                 self._queue_lost_segment(key)
             self._snapshot_is_due = True
+
+    def _queue_hits(self, key: bytes, count: int) -> None:
+        if key in self._hits or len(self._hits) < _MAX_WAITING_HITS:
+            self._hits[key] += count
+        else:
+            self._counts["hits_lost"] += count
 
     def _queue_lost_segment(self, key: bytes) -> None:
         if key in self._lost_segments or len(self._lost_segments) < _MAX_WAITING_LOST:

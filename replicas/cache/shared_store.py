@@ -89,6 +89,7 @@ class SharedStore:
             prefixes,
             on_reset=self.link.forget_stored,
             on_lost_segments=self.link.forget_segments,
+            on_lost_checkpoint=self.link.forget_checkpoint,
         )
         self.elsewhere = OtherNamespaces(index, names.namespace)
         self._keeper = StoreKeeper(index, payload, replica_id, config.keeper)

@@ -96,6 +96,7 @@ class StoreLink:
     ) -> None:
         self._store = store
         self._directory = directory
+        self._names = names
         self._loop = loop
         self._max_publish_bytes = max_publish_bytes
         self.clock = clock
@@ -127,6 +128,11 @@ class StoreLink:
     def forget_segments(self, prefix_keys: Sequence[bytes]) -> None:
         """The store no longer holds these KV segments, so that they must be put again; from any thread."""
         self._known.remove_segments(prefix_keys)
+
+    def forget_checkpoint(self, prefix_key: bytes, position: int) -> None:
+        """The store no longer holds this checkpoint; from any thread."""
+        for key in self._names.checkpoint(prefix_key, position):
+            self._known.remove(key)
 
     def fetch(
         self,

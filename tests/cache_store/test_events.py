@@ -3,7 +3,9 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -280,6 +282,41 @@ def test_lost_kv_segments_that_wait_for_a_server_are_bounded(namespace: bytes, w
         log.tell_lost_segment(number.to_bytes(32, "big"))
     # Ten thousand may wait, beside as many that are just being sent.
     assert log.stats()["events_lost"] >= 10_000
+
+
+def test_hits_that_wait_for_a_server_are_bounded_however_often_sending_fails(
+    start_server: Callable[..., EmbeddedServer], namespace: bytes, write: Write
+) -> None:
+    server = start_server()
+    assert server.pid is not None
+    log = write(replace(server.address, operation_timeout_s=0.3), namespace, "a")
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        # With an event that waits, one attempt follows the other.
+        tell(log, added(0))
+        for number in range(60_000):
+            log.count_hit(number.to_bytes(32, "big"))
+            if number % 400 == 0:
+                time.sleep(0.025)
+        # Ten thousand wait; as many again may just be on their way.
+        assert log.stats()["hits_lost"] >= 40_000
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_follower_hears_which_checkpoints_the_store_no_longer_holds(
+    server: EmbeddedServer, namespace: bytes, write: Write, eventually: Eventually
+) -> None:
+    lost: list[tuple[bytes, int]] = []
+    follower = EventFollower(
+        server.address, namespace, PrefixIndex(), on_lost_checkpoint=lambda *checkpoint: lost.append(checkpoint)
+    )
+    log = write(server.address, namespace, "a")
+    for event in (added(3, "store"), added(4), removed(4), removed(3, "store")):
+        tell(log, event)
+    eventually(lambda: follower.stats()["events_read"] == 4)
+    assert lost == [(KEYS[3], 256)]
+    follower.close()
 
 
 class WatchedKey(bytes):

@@ -240,6 +240,22 @@ def test_kv_that_the_store_lost_is_put_again_by_those_who_once_put_it(
     client.close()
 
 
+def test_a_checkpoint_that_the_keeper_evicted_is_no_longer_taken_for_stored(
+    start_server: Build, replica: Build, ask: Build, prompt_of: Build, namespace: bytes
+) -> None:
+    """Else the replica that put it would for ten minutes not put it again."""
+    server = start_server()
+    engine, shared = replica(server)
+    ask(engine)
+    all_told(shared, 1)
+    key, names = path_of(prompt_of, 600)[8], CheckpointNames(namespace, 1)
+    (name,) = names.checkpoint(key, 576)
+    assert not shared.link.lacks(name)
+    keeper = StoreKeeper(server.address, server.address, "a", KeeperLimits(budget_bytes=1), 0.05)
+    wait_for(lambda: shared.link.lacks(name))
+    keeper.close()
+
+
 def test_under_pressure_with_the_index_on_the_same_server_a_prefix_is_whole_or_a_miss(
     start_server: Build, replica: Build, ask: Build
 ) -> None:
@@ -268,11 +284,15 @@ def press(server: EmbeddedServer) -> None:
     client.close()
 
 
-@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-lfu"])
+@pytest.mark.parametrize(
+    ("policy", "together"), [("allkeys-lru", False), ("volatile-lfu", False), ("volatile-lfu", True)]
+)
 def test_under_the_servers_own_eviction_a_prefix_is_whole_or_a_miss_and_lost_rows_go_on_first_use(
-    start_server: Build, replica: Build, ask: Build, prompt_of: Build, namespace: bytes, policy: str
+    start_server: Build, replica: Build, ask: Build, prompt_of: Build, namespace: bytes, policy: str, together: bool
 ) -> None:
-    payload, index = start_server(eviction_policy=policy), start_server()
+    """Rows and events never expire, so a server that evicts only what does leaves them also where it holds both."""
+    payload = start_server(eviction_policy=policy)
+    index = payload if together else start_server()
     engine, shared = replica(payload, index)
     computed = [ask(engine, seed) for seed in range(20)]
     all_told(shared, 20)
