@@ -70,6 +70,19 @@ def ones(shape: Any, dtype: str, buffer: str = "sbuf", name: str = "") -> NkiTen
     return full(shape, 1.0 if CODECS[dtype].is_float else 1, dtype, buffer, name)
 
 
+def zeros_like(x: NkiTensor, dtype: str | None = None, buffer: str = "sbuf", name: str = "") -> NkiTensor:
+    return zeros(x.shape, dtype or x.dtype, buffer, name)
+
+
+def empty_like(x: NkiTensor, dtype: str | None = None, buffer: str | None = None, name: str = "") -> NkiTensor:
+    return ndarray(x.shape, dtype or x.dtype, buffer or x.buffer, name)
+
+
+def device_print(print_prefix: str, tensor: NkiTensor) -> None:
+    """The values of a tensor to stdout, after `print_prefix`."""
+    print(print_prefix, tensor.read())
+
+
 def load(src: NkiTensor, dtype: str | None = None) -> NkiTensor:
     """A new SBUF tile with the values of an HBM tensor."""
     shape = src.shape if src.ndim > 1 else (1, *src.shape)
@@ -162,6 +175,16 @@ def namespace() -> dict[str, Any]:
     names |= language_math.namespace() | {"tile_size": TileSize(), "ds": DynamicSlice}
     names |= {"affine_range": loop_range, "sequential_range": loop_range, "static_range": loop_range}
     functions: tuple[Callable[..., Any], ...] = (ndarray, zeros, ones, full, load, store, shared_constant)
-    functions += (shared_identity_matrix, fori_loop, while_loop, program_id, num_programs, program_ndim)
+    functions += (
+        zeros_like,
+        empty_like,
+        device_print,
+        shared_identity_matrix,
+        fori_loop,
+        while_loop,
+        program_id,
+        num_programs,
+        program_ndim,
+    )
     functions += (is_hbm, is_sbuf, is_psum, is_on_chip, NkiTensor, NKIObject)
     return names | {function.__name__: function for function in functions}

@@ -2,14 +2,13 @@
 
     python tests/bench/bench_nki_published.py --sdk AWS-NEURON-SDK/nki --gdn-kernels NXDI/.../nki_kernels FORK/...
 
-`--sdk` is the folder `nki` of a checkout of https://github.com/aws-neuron/aws-neuron-sdk (the tutorials in files and in
-the .rst of `guides/tutorials`), each of `--gdn-kernels` a folder with files `nki_deltanet*.py` and
-`qwen_qk_norm_rope.py` as in https://github.com/aws-neuron/neuronx-distributed-inference, contrib/models/Qwen3.5-2B/src.
-A kernel that breaks a rule is printed with that rule. Times are estimates of a simulator.
+Checkouts of aws-neuron/aws-neuron-sdk (tutorials in files, and in the text of one), nki-samples and nki-library; each
+of `--gdn-kernels` is a folder with files `nki_deltanet*.py` and `qwen_qk_norm_rope.py` as in
+https://github.com/aws-neuron/neuronx-distributed-inference, contrib/models/Qwen3.5-2B/src. A kernel that breaks a rule
+is printed with that rule. Times are estimates of a simulator.
 """
 
 import argparse
-import functools
 import importlib
 import importlib.util
 import itertools
@@ -85,12 +84,16 @@ def sdk_cases(sdk: Path) -> Iterator[Case]:
     yield "split (index)", _late(examples / "index-case-1.py", "tensor_split_kernel_", (odd,), halves)
     tile = _normal(128, 512)
     yield "exp (layout)", _late(examples / "layout-pass.py", "tensor_exp_kernel_", (tile,), tile.exp())
-    for name in ("basic_", "tiled_", "hoist_load_", "block_free_dimension_", "fully_optimized_"):
-        *given, product = _matmul_inputs(*((64, 128, 512) if name == "basic_" else (2048, 1024, 1024)))
-        path = examples / "matrix_multiplication/matrix_multiplication_nki_kernels.py"
-        yield f"matmul {name}", _late(path, f"nki_matmul_{name}", tuple(given), product)
+    yield from matmul_cases(examples / "matrix_multiplication")
     for name in ("mamba_v1", "mamba_v2", "mamba_v3"):
         yield f"fused_mamba {name}", _late(examples / "fused_mamba/mamba_nki_kernels.py", name, *_mamba(256, 16, 512))
+
+
+def matmul_cases(folder: Path, label: str = "") -> Iterator[Case]:
+    for name in ("basic_", "tiled_", "hoist_load_", "block_free_dimension_", "fully_optimized_"):
+        *given, product = _matmul_inputs(*((64, 128, 512) if name == "basic_" else (2048, 1024, 1024)))
+        path = folder / "matrix_multiplication_nki_kernels.py"
+        yield f"{label}matmul {name}", _late(path, f"nki_matmul_{name}", tuple(given), product)
 
 
 def _late(path: Path, name: str, given: tuple[Any, ...], expected: Any) -> Callable[[], Any]:
@@ -131,11 +134,11 @@ def library_cases(source: Path) -> Iterator[Case]:
     """Kernels of nki-library 2.29 and later around the ones that this project is about."""
     sys.path.insert(0, str(source))
 
-    def late(module: str, name: str, given: tuple[Any, ...], expected: Any, **keywords: Any) -> Callable[[], Any]:
+    def late(module: str, name: str, given: tuple[Any, ...], expected: Any) -> Callable[[], Any]:
         def run() -> Any:
             with installed():
                 kernel: Kernel = getattr(importlib.import_module(f"nkilib.{module}"), name)
-            return Kernel(functools.partial(kernel.function, **keywords), keywords.pop("lnc", 1)), given, expected
+            return kernel, given, expected
 
         return run
 
@@ -279,14 +282,16 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sdk", type=Path, help="the folder nki of a checkout of aws-neuron-sdk")
+    parser.add_argument("--nki-samples", type=Path, help="src/nki_samples/tutorials of a checkout of nki-samples")
     parser.add_argument("--nki-library", type=Path, help="src/nkilib_src of a checkout of nki-library")
     parser.add_argument("--gdn-kernels", type=Path, nargs="*", default=[], help="folders with nki_deltanet*.py")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cases: list[Case] = []
     if options.sdk is not None:
-        cases += sdk_cases(options.sdk)
-        cases += tutorial_cases(options.sdk / "guides/tutorials/kernel-optimization.rst")
+        cases += [*sdk_cases(options.sdk), *tutorial_cases(options.sdk / "guides/tutorials/kernel-optimization.rst")]
+    if options.nki_samples is not None:
+        cases += matmul_cases(options.nki_samples / "matrix_multiplication", "samples: ")
     if options.nki_library is not None:
         cases += library_cases(options.nki_library)
     for folder in options.gdn_kernels:

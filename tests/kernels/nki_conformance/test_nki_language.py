@@ -153,3 +153,22 @@ def test_a_broadcast_can_cast(bench: Any) -> None:
 def test_dimensions_of_one_are_added(bench: Any) -> None:
     x = _random(4, 8)
     np.testing.assert_array_equal(bench.run(lambda: bench.nl.expand_dims(bench.of(x), 1)), x[:, None])
+
+
+def test_a_tensor_like_another(bench: Any) -> None:
+    def body() -> Any:
+        like = bench.of(_random(4, 8), "float16")
+        fresh = bench.nl.empty_like(like, dtype=bench.nl.float32)
+        bench.isa.memset(fresh, 2.0)
+        return bench.nl.zeros_like(like), fresh
+
+    zeros, fresh = bench.run(body)
+    assert (zeros.dtype, fresh.dtype) == (np.float16, np.float32)
+    np.testing.assert_array_equal(zeros, np.zeros((4, 8)))
+    np.testing.assert_array_equal(fresh, np.full((4, 8), 2.0))
+
+
+def test_values_can_be_printed_from_within_a_kernel(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.run(lambda: bench.nl.device_print("found", bench.of([[1.5, -2.25]])))
+    printed = capsys.readouterr().out
+    assert all(part in printed for part in ("found", "1.5", "-2.25"))
