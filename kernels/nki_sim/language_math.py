@@ -5,6 +5,7 @@ The operators are themselves: `nl.add` is what an instruction takes as `op`, and
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,9 @@ from warmstate.kernels.nki_sim.tensor import NkiTensor
 Axis = int | tuple[int, ...] | list[int]
 
 NOT_ON_THE_DEVICE = ("divide",)
+PI = 3.1415925
+"""The largest float32 that is not above pi."""
+
 MATMUL_COLUMNS = PSUM_BANK_BYTES // 4
 
 
@@ -48,7 +52,7 @@ class TileOperator(Operator):
 
     def _unary(self, x: NkiTensor, dtype: str | None) -> NkiTensor:
         result = _tile(x.shape, dtype or x.dtype)
-        isa_scalar.activation(result, self, x)
+        isa_scalar.activation(result, self, _within_a_turn(x) if self.name == "sin" else x)
         return result
 
     def _with_number(self, tile: NkiTensor, number: float, reverse: bool, dtype: str | None) -> NkiTensor:
@@ -57,6 +61,17 @@ class TileOperator(Operator):
         result = _tile(tile.shape, dtype or tile.dtype)
         isa_elementwise.tensor_scalar(result, tile, self, number, reverse0=reverse)
         return result
+
+
+def _within_a_turn(x: NkiTensor) -> NkiTensor:
+    """x less whole turns, from -pi to pi: nl.sin does this before the activation, which must have it (SHARED)."""
+    whole, turns, angle = _tile(x.shape, "int32"), _tile(x.shape, "float32"), _tile(x.shape, "float32")
+    isa_elementwise.tensor_scalar(whole, x, OPERATORS["multiply"], 0.5 / math.pi)
+    isa_elementwise.tensor_copy(turns, whole)
+    isa_elementwise.scalar_tensor_tensor(angle, turns, OPERATORS["multiply"], -2 * math.pi, OPERATORS["add"], x)
+    least, most = OPERATORS["maximum"], OPERATORS["minimum"]
+    isa_elementwise.tensor_scalar(angle, angle, least, -PI, op1=most, operand1=PI)
+    return angle
 
 
 class Reduction(TileOperator):

@@ -73,6 +73,14 @@ def test_functions_of_a_tile(bench: Any, name: str, expected: Callable[[Any], An
     np.testing.assert_allclose(out, expected(x.astype(np.float64)), rtol=1e-5, atol=1e-6)
 
 
+def test_a_sine_is_that_of_the_angle_however_large(bench: Any) -> None:
+    """SHARED nki-act-func: the activation is valid from -pi to pi, `nl.sin` over the full domain."""
+    x = np.linspace(-40, 40, 333, dtype=np.float32)[None]
+    x[0, :4] = np.float32(np.pi), -np.float32(np.pi), 9.0, 0.0
+    out = bench.run(lambda: bench.nl.sin(bench.of(x)))
+    np.testing.assert_allclose(out, np.sin(x.astype(np.float64)), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "function"),
     [("silu_dx", "silu"), ("gelu_dx", "gelu"), ("gelu_apprx_sigmoid_dx", "gelu_apprx_sigmoid"), ("erf_dx", "erf")],
