@@ -26,12 +26,12 @@ def dma_copy(
     engine: engine = engine.unknown,
     name: str | None = None,
 ) -> None:
-    """dst = src between HBM and SBUF, through float32 where the dtypes differ; gathers and scatters rows."""
+    """dst = src between HBM and SBUF, in order of elements, through float32 between dtypes; gathers and scatters rows."""
     _check_memory(dst, src)
     _check_descriptors(dst, src, dge_mode, engine, priority)
     if dst.size != src.size:
         raise ConstraintViolation("dma-elements", f"{src!r} into {dst!r}")
-    if _squeezed(dst.shape) != _squeezed(src.shape):
+    if (dst.rows is not None or src.rows is not None) and _squeezed(dst.shape) != _squeezed(src.shape):
         raise ConstraintViolation("dma-shape", f"{src!r} into {dst!r}")
     skips = oob_mode is oob_mode.skip
     source, target = _rows_in_bounds(src, skips), _rows_in_bounds(dst, skips)

@@ -143,7 +143,10 @@ ENGINE_RULES: dict[str, Rule] = {
 DMA_RULES: dict[str, Rule] = {
     "dma-psum": ("DMA does not reach PSUM", "NOTES 2.29, dma_copy"),
     "dma-elements": ("source and destination have the same number of elements", "ISA dma_copy, tile size"),
-    "dma-shape": ("source and destination have the same shape up to dimensions of size 1", "aws-neuron-sdk issue 1281"),
+    "dma-shape": (
+        "a gather or scatter keeps the shape up to dimensions of size 1",
+        "ISA dma_copy, indirect addressing",
+    ),
     "dma-hwdge-dtype": ("hardware descriptors do not cast", "TRN2, DGE; ISA dma_copy"),
     "dma-hwdge-indirect": ("hardware descriptors do not gather or scatter", "TRN2, DGE note"),
     "dma-static-dynamic": ("a dynamic address needs generated descriptors", "ISA dma_copy"),

@@ -18,6 +18,14 @@ def test_dma_casts(bench: Any) -> None:
     np.testing.assert_array_equal(out, table.astype(np.float16))
 
 
+@pytest.mark.parametrize("shape", [(4, 4), (1, 16), (2, 2, 4), (16, 1)])
+def test_dma_keeps_the_order_of_elements_and_not_the_shape(bench: Any, shape: tuple[int, ...]) -> None:
+    """ISA dma_copy: the total number of elements must match, and no more."""
+    table = _random(2, 8)
+    out = bench.after(lambda dst: bench.isa.dma_copy(dst, bench.of(table, buffer="private_hbm")), *shape)
+    np.testing.assert_array_equal(out, table.reshape(shape))
+
+
 def test_dma_gathers_and_scatters_rows(bench: Any) -> None:
     table, new = _random(16, 8), _random(3, 8, seed=1)
 

@@ -326,7 +326,7 @@ CASES: dict[str, list[Case]] = {
     "partition-reduce-operator": [lambda b: b.isa.tensor_partition_reduce(b.tile(1), b.nl.multiply, b.tile())],
     "dma-psum": [lambda b: b.isa.dma_copy(b.tile(), b.psum())],
     "dma-elements": [lambda b: b.isa.dma_copy(b.tile(4, 4), b.hbm(4, 5))],
-    "dma-shape": [lambda b: b.isa.dma_copy(b.tile(4, 4), b.hbm(2, 8))],
+    "dma-shape": [lambda b: b.isa.dma_copy(b.tile(2, 128), _rows(b))],
     "dma-hwdge-dtype": [lambda b: b.isa.dma_copy(b.tile(4, 4, "bfloat16"), b.hbm(4, 4), dge_mode=b.isa.dge_mode.hwdge)],
     "dma-hwdge-indirect": [
         lambda b: b.isa.dma_copy(b.tile(4), _rows(b), dge_mode=b.isa.dge_mode.hwdge),
