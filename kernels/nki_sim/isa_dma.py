@@ -26,7 +26,7 @@ def dma_copy(
     engine: engine = engine.unknown,
     name: str | None = None,
 ) -> None:
-    """dst = src between HBM and SBUF, in order of elements, through float32 between dtypes; gathers and scatters rows."""
+    """dst = src between HBM and SBUF, in order of elements, through float32 between dtypes; gathers and scatters."""
     _check_memory(dst, src)
     _check_descriptors(dst, src, dge_mode, engine, priority)
     if dst.size != src.size:
