@@ -254,6 +254,7 @@ def test_lost_kv_segments_are_told_and_leave_the_index_and_its_numbers_alone(
     index = PrefixIndex()
     lost: list[bytes] = []
     follower = EventFollower(server.address, namespace, index, on_lost_segments=lost.extend)
+    assert follower.wait_caught_up(10)
     log = write(server.address, namespace, "a")
     tell(log, added(3, "store"))
     for number in (3, 7, 3):
@@ -311,6 +312,7 @@ def test_a_follower_hears_which_checkpoints_the_store_no_longer_holds(
     follower = EventFollower(
         server.address, namespace, PrefixIndex(), on_lost_checkpoint=lambda *checkpoint: lost.append(checkpoint)
     )
+    assert follower.wait_caught_up(10)
     log = write(server.address, namespace, "a")
     for event in (added(3, "store"), added(4), removed(4), removed(3, "store")):
         tell(log, event)

@@ -254,6 +254,7 @@ def test_replicas_are_told_of_lost_and_of_ownerless_kv(shelf: Shelf, keep: Keep,
     shelf.told()
     told: list[bytes] = []
     follower = EventFollower(shelf.address, bytes.fromhex(_digest(shelf)), PrefixIndex(), on_lost_segments=told.extend)
+    assert follower.wait_caught_up(10)
     shelf.client.unlink(segment_name(shelf.names, shelf.key("ab", 256)))
     shelf.client.set(segment_name(shelf.names, b"o" * 32), b"x")
     keep(orphan_grace_s=0.0)
