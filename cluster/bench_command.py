@@ -72,9 +72,9 @@ def _profile(made: "Bench") -> list[str]:
     span = made.estimate.makespan_us[1]
     busy = {name: pair[1] for name, pair in made.estimate.busy_us.items() if pair[1]}
     lines = ["  busy, 2N: " + ", ".join(f"{name} {_share(us, span)}" for name, us in busy.items())]
-    rows = profile(made.trace, 1)
+    rows = profile(made.estimate.trace, 1)
     lines += [f"  {'work' if i == 0 else '':<13}{_line(row, span)}" for i, row in enumerate(rows[:PATH_ROWS])]
-    rows = critical_path(made.trace, 1)
+    rows = critical_path(made.estimate.trace, 1)
     lines += [f"  {'longest chain' if i == 0 else '':<13}{_line(row, span)}" for i, row in enumerate(rows[:PATH_ROWS])]
     latency = sum(us for engine, what, _, us in rows if engine.startswith("dma") and what == "latency")
     return [*lines, f"  DMA latency on the chain: {_share(latency, span)}"]

@@ -1,5 +1,6 @@
 """Owns the tiles of keys and values of `attention_d256_nki`: from pages or from the chunk, keys turned around."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import nki.isa as nisa
@@ -81,7 +82,7 @@ class Tables:
         return min(self.tile_pages, self.num_entries - tile * self.tile_pages) * self.page_rows
 
 
-class KeyTile:
+class KeyTile(ABC):
     """Keys [128, D / 128, count] with their dimensions on the partitions, and values by blocks of at most 128 keys.
 
     `start` is the position of the first, counted from the chunk's own; a tile of pages has a mask `seen` instead.
@@ -99,8 +100,9 @@ class KeyTile:
         if not self.values:
             self.load()
 
+    @abstractmethod
     def load(self) -> None:
-        raise NotImplementedError
+        """Begins the transfers into `keys` and `values`."""
 
     def finish(self) -> None:
         if self.key_t is None:

@@ -11,8 +11,7 @@ from warmstate.kernels.nki_sim import cost_constants
 from warmstate.kernels.nki_sim.errors import SimulatorError
 from warmstate.kernels.nki_sim.install import installed
 from warmstate.kernels.nki_sim.launch import Kernel, Launch, launch
-from warmstate.kernels.nki_sim.schedule import Estimate, estimate, slowest
-from warmstate.kernels.nki_sim.trace import Trace
+from warmstate.kernels.nki_sim.schedule import Estimate, estimate
 
 HEAD = 128
 ATTENTION_HEAD = 256
@@ -48,7 +47,7 @@ class Floor:
 class Bench:
     """One kernel at one shape and dtype, as the simulator estimates it on one core.
 
-    `floor` is given where memory bounds the kernel; `trace` is that of the slowest core.
+    `floor` is given where memory bounds the kernel.
     """
 
     kernel: str
@@ -56,7 +55,6 @@ class Bench:
     dtype: torch.dtype
     estimate: Estimate
     floor: Floor | None
-    trace: Trace
 
 
 Case = Callable[[Shape, torch.dtype], Launch]
@@ -77,7 +75,7 @@ def bench(kernel: str, shape: Shape, dtype: torch.dtype) -> Bench:
     except AssertionError as refusal:
         raise SimulatorError(f"the kernel does not take this shape: {refusal}") from refusal
     floor = _floor(_FLOOR_BYTES[kernel](shape, dtype)) if kernel in _FLOOR_BYTES else None
-    return Bench(kernel, shape, dtype, estimate(made.traces), floor, slowest(made.traces))
+    return Bench(kernel, shape, dtype, estimate(made.traces), floor)
 
 
 def _floor(num_bytes: int) -> Floor:

@@ -54,8 +54,8 @@ def build_query_tiles(
     many = [i for i, row in enumerate(plan.rows) if row.count > few_rows]
     groups: list[QueryTiles] = []
     if few:
-        longest = max(plan.rows[i].start + plan.rows[i].count for i in few)
-        groups += _groups(plan.rows, few, firsts, tiling(few_rows, _few_rows_key_tile(longest, deterministic)))
+        num_keys = max(plan.rows[i].start + plan.rows[i].count for i in few)
+        groups += _groups(plan.rows, few, firsts, tiling(few_rows, _few_rows_key_tile(num_keys, deterministic)))
     if many:
         longest = max(plan.rows[i].count for i in many)
         num_rows = _SHORT_ROWS if longest <= _SHORT_ROWS else _LONG_ROWS
@@ -63,11 +63,11 @@ def build_query_tiles(
     return tuple(groups)
 
 
-def _few_rows_key_tile(longest: int, deterministic: bool) -> int:
-    """`longest` is the number of keys that the row with most of them sees."""
+def _few_rows_key_tile(num_keys: int, deterministic: bool) -> int:
+    """`num_keys` is how many the row with most of them sees."""
     if deterministic:
         return KEY_TILE_TOKENS
-    return min(DECODE_KEY_TILE_TOKENS, blocks_for(longest) * BLOCK_TOKENS)
+    return min(DECODE_KEY_TILE_TOKENS, blocks_for(num_keys) * BLOCK_TOKENS)
 
 
 def _groups(rows: Sequence[PlanRow], members: list[int], firsts: Indices, tiling: _Tiling) -> list[QueryTiles]:

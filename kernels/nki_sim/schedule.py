@@ -6,7 +6,7 @@ modelled: the compiler's own reordering, address reuse, bank conflicts and HBM c
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from warmstate.kernels.nki_sim.trace import ENGINES, QUEUES, Instruction, Region, Trace, covers, overlap
 
@@ -15,7 +15,10 @@ RULES = ("1N", "2N")
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Per rule (1N, 2N): microseconds from start to end, and busy microseconds per engine and DMA queue."""
+    """Per rule (1N, 2N): microseconds from start to end, and busy microseconds per engine and DMA queue.
+
+    `trace` is that of the core that ends last by the 2N rule.
+    """
 
     makespan_us: tuple[float, float]
     busy_us: dict[str, tuple[float, float]]
@@ -23,6 +26,7 @@ class Estimate:
     dma_bytes: int
     sbuf_peak_bytes: int
     psum_peak_bytes: int
+    trace: Trace = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class _Times:
 
 
 def estimate(traces: tuple[Trace, ...]) -> Estimate:
-    """The slowest core's makespan; busy times, counts and bytes are of the busiest core."""
+    """The slowest core's makespan; busy times, counts and bytes are of the core that ends last."""
     spans = [tuple(_makespan_us(trace, rule) for rule in (0, 1)) for trace in traces]
     main = traces[max(range(len(traces)), key=lambda i: spans[i][1])]
     busy = {name: (_busy_us(main, name, 0), _busy_us(main, name, 1)) for name in (*ENGINES, *QUEUES)}
@@ -70,12 +74,8 @@ def estimate(traces: tuple[Trace, ...]) -> Estimate:
         sum(instruction.dma_bytes for instruction in main.instructions),
         max(trace.peak_bytes("sbuf") for trace in traces),
         max(trace.peak_bytes("psum") for trace in traces),
+        main,
     )
-
-
-def slowest(traces: tuple[Trace, ...]) -> Trace:
-    """The trace of the core that ends last, by the 2N rule."""
-    return max(traces, key=lambda trace: _makespan_us(trace, 1))
 
 
 def profile(trace: Trace, rule: int) -> list[tuple[str, str, int, float]]:

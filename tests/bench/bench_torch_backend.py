@@ -3,8 +3,8 @@
     python tests/bench/bench_torch_backend.py [--layers 24] [--rounds 3] [--threads 2] [--dtype bfloat16]
         [--only decode]
 
-Prints tokens per second of both and their ratio for prefill 512 and 2048 and decode of 1 and 8 sequences. The heap is
-set as in a replica, for both.
+Prints tokens per second of both and their ratio for prefill 512 and 2048 and decode of 1 and 8 sequences. The heap and
+the maths library are set as in a replica, for both.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import torch
 from transformers.models import qwen3_5
 
 from warmstate.cluster.launch.process_heap import keep_freed_memory
+from warmstate.cluster.launch.strict_products import ask_for_strict_products
 from warmstate.models.backend import BLOCK_TOKENS, PlanRow, SlotRestore, StepPlan
 from warmstate.models.torch_backend import TorchBackend
 
@@ -118,6 +119,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
+    ask_for_strict_products()
     dtype = getattr(torch, arguments.dtype)
     model = make_model(arguments.layers, dtype)
     with tempfile.TemporaryDirectory() as directory:

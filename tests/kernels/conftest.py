@@ -1,4 +1,4 @@
-"""Runs NKI kernels, and gives tests a row for every pair of values that two of their factors can take.
+"""Runs NKI kernels, the GDN prefill beside its truth, and gives tests a row for every pair of values of two factors.
 
 One thread unless a test asks for more: the tensors are tiny, and more threads only wait for each other.
 """
@@ -6,12 +6,15 @@ One thread unless a test asks for more: the tensors are tiny, and more threads o
 import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
 
+from warmstate.kernels import gdn_constants
+from warmstate.kernels.gated_delta_torch import recurrence
 from warmstate.kernels.nki_sim import install
 
 Pair = tuple[str, Any, str, Any]
@@ -104,3 +107,51 @@ class Nki:
 def nki() -> Nki:
     os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     return Nki()
+
+
+@dataclass(frozen=True)
+class GdnInputs:
+    """q, k [B, Hk, S, dk], normalised; v [B, Hv, S, dv]; g, beta [B, Hv, S]; state [B, Hv, dk, dv]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+    state: torch.Tensor
+
+    def to(self, dtype: torch.dtype) -> "GdnInputs":
+        return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
+
+    def tokens(self, first: int, last: int) -> "GdnInputs":
+        cut = {name: getattr(self, name)[:, :, first:last].contiguous() for name in ("q", "k", "v", "g", "beta")}
+        return replace(self, **cut)
+
+    def truth(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All sequences and heads at once, in float64: the recurrence sees B * Hv independent heads."""
+        ratio = self.v.shape[1] // self.k.shape[1]
+        q, k = (t.double().repeat_interleave(ratio, dim=1).flatten(0, 1).transpose(0, 1) for t in (self.q, self.k))
+        v, g, beta = (t.double().flatten(0, 1).transpose(0, 1) for t in (self.v, self.g, self.beta))
+        out, state = recurrence(q * q.shape[-1] ** -0.5, k, v, g, beta, self.state.double().flatten(0, 1))
+        return out.transpose(0, 1).reshape(self.v.shape), state.reshape(self.state.shape)
+
+
+class GdnPrefill:
+    """The prefill kernel with states [.., dk, dv] in and out; (out, state), and the checkpoints if there are any."""
+
+    inputs = GdnInputs
+
+    def __init__(self, nki: Nki) -> None:
+        self._kernel = nki.kernel("gdn_prefill_nki", "gdn_prefill")
+        self._constants = (gdn_constants.planes(), gdn_constants.pair_masks())
+
+    def __call__(self, x: GdnInputs, **keywords: Any) -> Any:
+        keywords.setdefault("initial_state", x.state.transpose(1, 2).contiguous())
+        keywords.setdefault("scale", x.q.shape[-1] ** -0.5)
+        out, final, *checkpoints = self._kernel(x.q, x.k, x.v, x.g, x.beta, *self._constants, **keywords)
+        return (out, final.transpose(1, 2), *(c.permute(0, 3, 1, 2, 4) for c in checkpoints))
+
+
+@pytest.fixture(scope="session")
+def prefill(nki: Nki) -> GdnPrefill:
+    return GdnPrefill(nki)

@@ -194,11 +194,11 @@ def test_a_step_stays_within_twice_what_its_transfers_take(batch: int, heads: in
 def test_the_longest_chain_adds_up_to_the_makespan() -> None:
     made = bench("gdn_decode", Shape(batch=4, heads=4), torch.bfloat16)
     for rule in (0, 1):
-        chain_us = sum(row[3] for row in critical_path(made.trace, rule))
+        chain_us = sum(row[3] for row in critical_path(made.estimate.trace, rule))
         assert chain_us == pytest.approx(made.estimate.makespan_us[rule])
 
 
 def test_heads_of_one_state_are_stored_without_waiting_for_each_other() -> None:
     made = bench("gdn_decode", Shape(batch=1, heads=16), torch.bfloat16)
-    latencies = [row for row in critical_path(made.trace, 0) if row[:2] == ("dma-out", "latency")]
+    latencies = [row for row in critical_path(made.estimate.trace, 0) if row[:2] == ("dma-out", "latency")]
     assert [row[2] for row in latencies] == [1]

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from warmstate.kernels import gdn_constants
-from warmstate.kernels.gated_delta_torch import recurrence
 from warmstate.kernels.norm_torch import l2_norm_, rms_norm
 
 Prefill = Callable[..., Any]
@@ -19,28 +18,16 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 CHUNK = gdn_constants.CHUNK
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """q, k [B, Hk, S, dk], normalised; v [B, Hv, S, dv]; g, beta [B, Hv, S]; state [B, Hv, dk, dv]."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    g: torch.Tensor
-    beta: torch.Tensor
-    state: torch.Tensor
-
-    def to(self, dtype: torch.dtype) -> "Inputs":
-        return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
-
-    def tokens(self, first: int, last: int) -> "Inputs":
-        cut = {name: getattr(self, name)[:, :, first:last].contiguous() for name in ("q", "k", "v", "g", "beta")}
-        return replace(self, **cut)
-
-
 def _inputs(
-    length: int, batch: int = 1, v_heads: int = 1, d_k: int = 128, d_v: int = 128, seed: int = 0, k_heads: int = 1
-) -> Inputs:
+    prefill: Any,
+    length: int,
+    batch: int = 1,
+    v_heads: int = 1,
+    d_k: int = 128,
+    d_v: int = 128,
+    seed: int = 0,
+    k_heads: int = 1,
+) -> Any:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -49,37 +36,14 @@ def _inputs(
     q, k = (l2_norm_(normal(batch, k_heads, length, d_k)) for _ in range(2))
     g = -torch.rand(batch, v_heads, length, generator=generator) * 0.2
     beta = torch.rand(batch, v_heads, length, generator=generator)
-    return Inputs(q, k, normal(batch, v_heads, length, d_v), g, beta, normal(batch, v_heads, d_k, d_v) * 0.3)
-
-
-def _truth(x: Inputs, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """All sequences and heads at once, in float64: the recurrence sees B * Hv independent heads."""
-    ratio = x.v.shape[1] // x.k.shape[1]
-    q, k = (t.double().repeat_interleave(ratio, dim=1).flatten(0, 1).transpose(0, 1) for t in (x.q, x.k))
-    v, g, beta = (t.double().flatten(0, 1).transpose(0, 1) for t in (x.v, x.g, x.beta))
-    out, state = recurrence(q * scale, k, v, g, beta, x.state.double().flatten(0, 1))
-    return out.transpose(0, 1).reshape(x.v.shape), state.reshape(x.state.shape)
+    return prefill.inputs(q, k, normal(batch, v_heads, length, d_v), g, beta, normal(batch, v_heads, d_k, d_v) * 0.3)
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected.double()).abs().max() / expected.abs().max().clamp(min=1e-20))
 
 
-@pytest.fixture(scope="module")
-def prefill(nki: Any) -> Prefill:
-    kernel = nki.kernel("gdn_prefill_nki", "gdn_prefill")
-    planes, pair_masks = gdn_constants.planes(), gdn_constants.pair_masks()
-
-    def run(x: Inputs, **keywords: Any) -> Any:
-        keywords.setdefault("initial_state", x.state.transpose(1, 2).contiguous())
-        keywords.setdefault("scale", x.q.shape[-1] ** -0.5)
-        out, final, *checkpoints = kernel(x.q, x.k, x.v, x.g, x.beta, planes, pair_masks, **keywords)
-        return (out, final.transpose(1, 2), *(c.permute(0, 3, 1, 2, 4) for c in checkpoints))
-
-    return run
-
-
-def _raw(x: Inputs, seed: int = 3) -> tuple[Inputs, dict[str, torch.Tensor]]:
+def _raw(x: Any, seed: int = 3) -> tuple[Any, dict[str, torch.Tensor]]:
     """`x` as the projections give it, and what the fused front end and epilogue take."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -93,11 +57,11 @@ def _raw(x: Inputs, seed: int = 3) -> tuple[Inputs, dict[str, torch.Tensor]]:
     return raw, fused
 
 
-def _fused_truth(raw: Inputs, fused: dict[str, torch.Tensor], scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _fused_truth(raw: Any, fused: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalised q and k are rounded to their dtype, as Hugging Face's `l2norm` and the kernel do."""
     g = -fused["a_log"].double().exp()[:, None] * F.softplus(raw.g.double() + fused["dt_bias"].double()[:, None])
     q, k = (l2_norm_(t.double()).to(t.dtype) for t in (raw.q, raw.k))
-    out, state = _truth(replace(raw, q=q, k=k, g=g, beta=raw.beta.double().sigmoid()), scale)
+    out, state = replace(raw, q=q, k=k, g=g, beta=raw.beta.double().sigmoid()).truth()
     return rms_norm(out, fused["norm_weight"].double(), 1e-6) * F.silu(fused["gate"].double()), state
 
 
@@ -120,18 +84,18 @@ def test_prefill_equals_the_recurrence(
     starts_empty: bool,
     lnc: int,
 ) -> None:
-    x = _inputs(length, batch, heads[1], k_heads=heads[0])
+    x = _inputs(prefill, length, batch, heads[1], k_heads=heads[0])
     keywords: dict[str, Any] = {"lnc": lnc}
     if starts_empty:
         x = replace(x, state=torch.zeros_like(x.state))
         keywords["initial_state"] = None
     if not fused:
         x = x.to(dtype)
-        expected, expected_state = _truth(x, 128**-0.5)
+        expected, expected_state = x.truth()
     else:
         raw, extra = _raw(x)
         x, extra = raw.to(dtype), {**extra, "gate": extra["gate"].to(dtype)}
-        expected, expected_state = _fused_truth(x, extra, 128**-0.5)
+        expected, expected_state = _fused_truth(x, extra)
         keywords |= {"l2_norm": True, **extra}
     out, state = prefill(x, **keywords)
     assert out.dtype == dtype
@@ -142,9 +106,9 @@ def test_prefill_equals_the_recurrence(
 @pytest.mark.parametrize(("d_k", "d_v"), [(64, 128), (128, 32), (16, 8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prefill_of_other_head_sizes(prefill: Prefill, d_k: int, d_v: int, dtype: torch.dtype) -> None:
-    x = _inputs(150, 2, 2, d_k, d_v).to(dtype)
+    x = _inputs(prefill, 150, 2, 2, d_k, d_v).to(dtype)
     out, state = prefill(x)
-    expected, expected_state = _truth(x, d_k**-0.5)
+    expected, expected_state = x.truth()
     assert _error(out, expected) <= TOLERANCE[dtype]
     assert _error(state, expected_state) <= TOLERANCE[dtype]
 
@@ -154,7 +118,7 @@ def test_prefill_of_other_head_sizes(prefill: Prefill, d_k: int, d_v: int, dtype
 def test_a_state_carried_over_calls_cut_at_random_gives_what_one_call_gives(
     prefill: Prefill, dtype: torch.dtype, seed: int
 ) -> None:
-    x = _inputs(333, batch=1 + seed % 2, v_heads=2, seed=seed).to(dtype)
+    x = _inputs(prefill, 333, batch=1 + seed % 2, v_heads=2, seed=seed).to(dtype)
     chosen = random.Random(seed)
     cuts = sorted(chosen.sample(range(1, 333), 1 + seed % 5))
     whole, whole_state = prefill(x)
@@ -171,7 +135,7 @@ def test_a_state_carried_over_calls_cut_at_random_gives_what_one_call_gives(
 def test_a_checkpoint_is_bit_for_bit_the_state_of_a_run_to_there(
     prefill: Prefill, dtype: torch.dtype, every: int, length: int
 ) -> None:
-    x = _inputs(length, v_heads=2).to(dtype)
+    x = _inputs(prefill, length, v_heads=2).to(dtype)
     _, final, checkpoints = prefill(x, checkpoint_chunks=every, lnc=2)
     assert checkpoints.shape[2] == length // (every * CHUNK)
     for n in range(checkpoints.shape[2]):
@@ -182,7 +146,7 @@ def test_a_checkpoint_is_bit_for_bit_the_state_of_a_run_to_there(
 
 @pytest.mark.parametrize("group", [1, 3])
 def test_grouping_changes_no_bit(prefill: Prefill, group: int) -> None:
-    x = _inputs(600)
+    x = _inputs(prefill, 600)
     for one, other in zip(prefill(x, group_chunks=group), prefill(x), strict=True):
         assert torch.equal(one, other)
 
@@ -190,7 +154,7 @@ def test_grouping_changes_no_bit(prefill: Prefill, group: int) -> None:
 @pytest.mark.parametrize("valid", [1, 129, 250])
 def test_tokens_after_the_valid_ones_change_no_state(prefill: Prefill, valid: int) -> None:
     """Their gates may hold anything, even NaN: a select, not a product, removes them."""
-    x = _inputs(300, batch=2, v_heads=2)
+    x = _inputs(prefill, 300, batch=2, v_heads=2)
     padded = replace(x, g=x.g.clone(), beta=x.beta.clone())
     padded.g[0, :, valid:] = float("nan")
     padded.beta[0, :, valid:] = float("inf")

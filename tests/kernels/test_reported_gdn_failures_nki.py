@@ -4,15 +4,13 @@ Each docstring names the report, as in https://github.com/<owner>/<repo>/issues/
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from warmstate.kernels import gdn_constants
-from warmstate.kernels.gated_delta_torch import recurrence
 from warmstate.kernels.norm_torch import l2_norm_
 
 Prefill = Callable[..., Any]
@@ -22,64 +20,24 @@ DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """q, k (normalised), v [B, 1, S, 128], g, beta [B, 1, S] and state [B, 1, 128, 128]."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    g: torch.Tensor
-    beta: torch.Tensor
-    state: torch.Tensor
-
-    def tokens(self, first: int, last: int) -> "Inputs":
-        cut = {name: getattr(self, name)[:, :, first:last].contiguous() for name in ("q", "k", "v", "g", "beta")}
-        return replace(self, **cut)
-
-    def to(self, dtype: torch.dtype) -> "Inputs":
-        return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
-
-
 def _normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _inputs(length: int, batch: int = 1, seed: int = 5) -> Inputs:
+def _inputs(prefill: Any, length: int, batch: int = 1, seed: int = 5) -> Any:
     q, k = (l2_norm_(_normal(batch, 1, length, D, seed=seed + i)) for i in range(2))
     gates = torch.rand(2, batch, 1, length, generator=torch.Generator().manual_seed(seed))
     v, state = _normal(batch, 1, length, D, seed=seed + 2), 0.3 * _normal(batch, 1, D, D, seed=seed + 3)
-    return Inputs(q, k, v, -0.2 * gates[0], gates[1], state)
-
-
-def _truth(x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    q, k, v, g, beta = (t.double().flatten(0, 1).transpose(0, 1) for t in (x.q, x.k, x.v, x.g, x.beta))
-    out, state = recurrence(q * D**-0.5, k, v, g, beta, x.state.double().flatten(0, 1))
-    return out.transpose(0, 1).reshape(x.v.shape), state.reshape(x.state.shape)
+    return prefill.inputs(q, k, v, -0.2 * gates[0], gates[1], state)
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected.double()).abs().max() / expected.abs().max())
 
 
-def _check(prefill: Prefill, x: Inputs, bound: float) -> None:
-    for found, expected in zip(prefill(x), _truth(x), strict=True):
+def _check(prefill: Prefill, x: Any, bound: float) -> None:
+    for found, expected in zip(prefill(x), x.truth(), strict=True):
         assert _error(found, expected) <= bound
-
-
-@pytest.fixture(scope="module")
-def prefill(nki: Any) -> Prefill:
-    kernel = nki.kernel("gdn_prefill_nki", "gdn_prefill")
-    constants = (gdn_constants.planes(), gdn_constants.pair_masks())
-
-    def run(x: Inputs, **keywords: Any) -> Any:
-        state = x.state.transpose(1, 2).contiguous()
-        out, final, *others = kernel(
-            x.q, x.k, x.v, x.g, x.beta, *constants, initial_state=state, scale=D**-0.5, **keywords
-        )
-        return (out, final.transpose(1, 2), *(c.permute(0, 3, 1, 2, 4) for c in others))
-
-    return run
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -88,7 +46,7 @@ def test_realistic_qwen_gates_over_several_chunks_stay_coherent(prefill: Prefill
 
     A_log and dt_bias as Qwen3-Next initialises them (A to 16, steps of 1e-3 to 0.1), and keys half alike.
     """
-    x = _inputs(640)
+    x = _inputs(prefill, 640)
     rate, step = torch.tensor(9.0), torch.tensor(0.01)
     g = -rate * F.softplus(0.5 * _normal(*x.g.shape) + step.expm1().log())
     k = l2_norm_(0.7 * l2_norm_(_normal(1, 1, 1, D, seed=9)) + 0.7 * x.k)
@@ -105,7 +63,7 @@ def test_image_like_keys_with_a_large_common_mean_do_not_explode(
     All keys lie about 5 degrees from each other, so that most of W delta cancels: rounding these two to bfloat16, and
     nothing else, costs 2e-2 each (found in float64); 3.7e-2 was found in all.
     """
-    x = _inputs(256)
+    x = _inputs(prefill, 256)
     q, k = (l2_norm_(2.88 + 0.17 * _normal(*x.k.shape, seed=s)) for s in (1, 2))
     x = replace(x, q=q, k=k, g=torch.full_like(x.g, -0.002), beta=torch.full_like(x.beta, beta))
     _check(prefill, x.to(dtype), {torch.float32: 1e-5, torch.bfloat16: 4.5e-2}[dtype])
@@ -122,7 +80,7 @@ def test_the_triangular_solve_does_not_lose_digits_with_correlated_keys(
 
     In bfloat16 the operands lose more digits the more alike the keys are: 1.2e-2 was found for equal ones.
     """
-    x = _inputs(256)
+    x = _inputs(prefill, 256)
     k = l2_norm_(corr**0.5 * l2_norm_(_normal(1, 1, 1, D, seed=9)) + (1 - corr) ** 0.5 * x.k)
     x = replace(x, k=k, g=torch.full_like(x.g, -decay), beta=torch.full_like(x.beta, beta))
     _check(prefill, x.to(dtype), {torch.float32: 1e-5, torch.bfloat16: 1e-2 if corr < 0.9 else 1.5e-2}[dtype])
@@ -137,9 +95,9 @@ def test_repeated_prompts_of_one_chunk_and_a_short_tail_give_no_nan(
 
     Fresh memory is NaN in the simulator, so what the tail of a chunk holds cannot be luck.
     """
-    x = _inputs(length).to(dtype)
+    x = _inputs(prefill, length).to(dtype)
     first, second = prefill(x), prefill(x)
-    for found, again, expected in zip(first, second, _truth(x), strict=True):
+    for found, again, expected in zip(first, second, x.truth(), strict=True):
         assert torch.equal(found, again)
         assert _error(found, expected) <= TOLERANCE[dtype]
 
@@ -150,7 +108,7 @@ def test_a_decay_of_1e_minus_12_gives_no_nan(prefill: Prefill, g: float) -> None
 
     Decays that add up to 1000 leave 6e-5 of a float32 exponent; 1.1e-5 was found in the output.
     """
-    x = _inputs(140)
+    x = _inputs(prefill, 140)
     gates = torch.where(torch.arange(140) % 3 == 0, g, -0.01).expand_as(x.g).contiguous()
     _check(prefill, replace(x, g=gates), 2e-5 if g < -1 else 1e-5)
 
@@ -158,7 +116,7 @@ def test_a_decay_of_1e_minus_12_gives_no_nan(prefill: Prefill, g: float) -> None
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strong_decay_all_along_does_not_overflow(prefill: Prefill, dtype: torch.dtype) -> None:
     """pytorch/executorch #21417 again: mean |g| = 3, so that exp(-cumsum) alone is inf within one chunk."""
-    x = _inputs(256, seed=2)
+    x = _inputs(prefill, 256, seed=2)
     gates = -6.0 * torch.rand(x.g.shape, generator=torch.Generator().manual_seed(4))
     _check(prefill, replace(x, g=gates).to(dtype), TOLERANCE[dtype])
 
@@ -166,7 +124,7 @@ def test_strong_decay_all_along_does_not_overflow(prefill: Prefill, dtype: torch
 @pytest.mark.parametrize("where", [0, 60, 127, 128])
 def test_one_token_that_decays_everything_does_not_wipe_what_comes_after(prefill: Prefill, where: int) -> None:
     """tenstorrent/tt-metal #56550: exp(g_sum - g_0) * exp(g_0) is inf * 0 or 0 where one gate underflows."""
-    x = _inputs(200)
+    x = _inputs(prefill, 200)
     gates = torch.full_like(x.g, -0.01)
     gates[:, :, where] = -120.0
     x = replace(x, g=gates)
@@ -176,7 +134,7 @@ def test_one_token_that_decays_everything_does_not_wipe_what_comes_after(prefill
 
 def test_an_overflowing_rate_of_a_closed_gate_gives_no_nan(prefill: Prefill) -> None:
     """ohdearquant/lattice #314: exp(A_log) is inf where softplus is 0, and their product NaN."""
-    x = _inputs(140)
+    x = _inputs(prefill, 140)
     x.g[:] = -200.0
     x.g[:, :, ::7] = 5.0
     out, state = prefill(x, a_log=torch.tensor([100.0]), dt_bias=torch.zeros(1))
@@ -186,7 +144,7 @@ def test_an_overflowing_rate_of_a_closed_gate_gives_no_nan(prefill: Prefill) -> 
 
 def test_padding_of_a_single_sequence_is_not_taken_for_tokens(prefill: Prefill) -> None:
     """huggingface/transformers #46773: the padding mask was skipped for a batch of one."""
-    x = _inputs(200)
+    x = _inputs(prefill, 200)
     short = x.tokens(0, 137)
     out, state = prefill(x, valid_len=torch.tensor([[137]], dtype=torch.int32))
     expected, expected_state = prefill(short)
@@ -198,7 +156,7 @@ def test_padding_of_a_single_sequence_is_not_taken_for_tokens(prefill: Prefill) 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sequences_side_by_side_share_no_state(prefill: Prefill, dtype: torch.dtype) -> None:
     """THUDM/slime #1686: packed sequences leaked their state across the boundary between them."""
-    x = _inputs(140, batch=3).to(dtype)
+    x = _inputs(prefill, 140, batch=3).to(dtype)
     x.v[0], x.state[0] = 1e4, 1e4
     out, state = prefill(x, lnc=2)
     for i in range(3):
@@ -216,14 +174,14 @@ def test_a_checkpoint_within_a_prefill_is_the_state_of_its_boundary_and_of_no_ot
 
     And sgl-project/sgl-kernel-npu #747: a kernel that returns no states between is of no use to a prefix cache.
     """
-    x = _inputs(530)
+    x = _inputs(prefill, 530)
     whole, final, checkpoints = prefill(x, checkpoint_chunks=every)
     assert checkpoints.shape[2] == 530 // (128 * every)
     for n in range(checkpoints.shape[2]):
         boundary = 128 * every * (n + 1)
         state = checkpoints[:, :, n]
-        assert _error(state, _truth(x.tokens(0, boundary))[1]) <= 1e-5
-        assert _error(state, _truth(x.tokens(0, boundary - 1))[1]) > 1e-3
+        assert _error(state, x.tokens(0, boundary).truth()[1]) <= 1e-5
+        assert _error(state, x.tokens(0, boundary - 1).truth()[1]) > 1e-3
         resumed, resumed_final = prefill(replace(x.tokens(boundary, 530), state=state))
         assert _error(resumed, whole[:, :, boundary:]) <= 1e-5
         assert _error(resumed_final, final) <= 1e-5
@@ -233,7 +191,7 @@ def test_a_checkpoint_within_a_prefill_is_the_state_of_its_boundary_and_of_no_ot
 def test_one_forward_of_all_tokens_equals_a_prefill_and_decodes(nki: Any, prefill: Prefill, dtype: torch.dtype) -> None:
     """huggingface/transformers #46190: logits 0.125 apart between the full forward and prefill with decode."""
     decode = nki.kernel("gdn_decode_nki", "gdn_decode")
-    x = _inputs(140, batch=2).to(dtype)
+    x = _inputs(prefill, 140, batch=2).to(dtype)
     whole, whole_state = prefill(x)
     _, state = prefill(x.tokens(0, 131))
     states = state.transpose(1, 2).contiguous()
