@@ -5,7 +5,9 @@ event is lost between: one that they hold already changes nothing. An index is a
 the object.
 """
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
@@ -21,6 +23,11 @@ from warmstate.cache_store.redis_client import StoreAddress, open_client
 # What RESP2 gives, where the client's types allow for every protocol version.
 _Entries: TypeAlias = list[tuple[bytes, dict[bytes, bytes]]]
 _XreadReply: TypeAlias = list[tuple[bytes, _Entries]]
+
+logger = logging.getLogger(__name__)
+
+CHECK_PERIOD_S = 1.0
+"""However many events come, so often is looked whether the stream is still the one that was read before."""
 
 _START = "0-0"
 _BATCH = 1000
@@ -51,9 +58,12 @@ class EventFollower:
         self._on_lost_segments = on_lost_segments
         self._on_lost_checkpoint = on_lost_checkpoint
         self._last_id: str | None = None
-        self._counts = {"events_read": 0, "stream_resets": 0, "follower_failures": 0, "rows_loaded": 0}
+        self._seen_id: str | None = None
+        names = ("events_read", "stream_resets", "follower_failures", "rows_loaded", "snapshots_unreadable")
+        self._counts = dict.fromkeys(names, 0)
         self._caught_up = threading.Event()
         self._stopping = threading.Event()
+        self._is_well = True
         self._thread = threading.Thread(target=self._run, name="warmstate-follower", daemon=True)
         self._thread.start()
 
@@ -62,13 +72,15 @@ class EventFollower:
         return self._caught_up.wait(timeout_s)
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start, whether the end of the stream is reached, and replicas known in part only."""
+        """Counters since the start, whether the end of the stream is reached, replicas known in part only, and whether
+        the thread runs."""
         counts = {name: float(value) for name, value in self._counts.items()}
         return {
             **counts,
             "event_gaps": float(self._applier.num_gaps),
             "replicas_incomplete": float(len(self._applier.incomplete())),
             "follower_caught_up": float(self._caught_up.is_set()),
+            "follower_alive": float(self._is_well and self._thread.is_alive()),
         }
 
     def close(self) -> None:
@@ -80,34 +92,54 @@ class EventFollower:
         retry_s = _FIRST_RETRY_S
         while not self._stopping.is_set():
             try:
-                self._check_stream()
-                self._read(self._last_id if self._last_id is not None else self._load())
-                self._complete_replicas()
-                retry_s = _FIRST_RETRY_S
+                self._follow()
             except (redis.RedisError, OSError):
                 self._counts["follower_failures"] += 1
-                self._caught_up.clear()
-                self._stopping.wait(retry_s)
-                retry_s = min(2 * retry_s, _LAST_RETRY_S)
+            except Exception:
+                # Whatever it was, to route without an index for ever is worse than to start over.
+                if self._is_well:
+                    logger.exception(
+                        "the follower of %s has failed; it starts over until it can go on", self._names.short
+                    )
+                self._is_well = False
+                self._counts["follower_failures"] += 1
+            else:
+                self._is_well = True
+                retry_s = _FIRST_RETRY_S
+                continue
+            self._caught_up.clear()
+            self._stopping.wait(retry_s)
+            retry_s = min(2 * retry_s, _LAST_RETRY_S)
         self._client.close()
+
+    def _follow(self) -> None:
+        """One look at the stream as a whole, and then at what comes."""
+        if not self._is_well:
+            self._start_over()
+        self._check_stream()
+        self._read(self._last_id if self._last_id is not None else self._load())
+        self._complete_replicas()
 
     def _load(self) -> str:
         """Takes rows and snapshots, and gives the place in the stream behind which all lies that they may lack."""
         last = cast(_Entries, self._client.xrevrange(self._names.events, count=1))
-        snapshots, without = read_snapshots(self._client, self._names)
+        self._seen_id = last[0][0].decode() if last else None
+        found = read_snapshots(self._client, self._names)
+        self._counts["snapshots_unreadable"] += len(found.unreadable)
         rows = scan_checkpoints(self._client, self._names)
         self._applier.put_stored({key: row.position for key, row in rows.items()})
-        for snapshot in snapshots.values():
+        for snapshot in found.snapshots.values():
             self._applier.take_snapshot(snapshot)
-        self._counts["rows_loaded"] += len(rows) + sum(len(snapshot.rows) for snapshot in snapshots.values())
-        if without or not last:
+        self._counts["rows_loaded"] += len(rows) + sum(len(snapshot.rows) for snapshot in found.snapshots.values())
+        if found.without or self._seen_id is None:
             return _START
-        return min((last[0][0].decode(), *(snapshot.stream_id for snapshot in snapshots.values())), key=_order)
+        return min((self._seen_id, *(snapshot.stream_id for snapshot in found.snapshots.values())), key=_order)
 
     def _read(self, last_id: str) -> None:
-        """Reads until the stream is idle, the connection fails or we are closed."""
+        """Reads until the stream is idle, the connection fails, we are closed, or it is time to look at the stream."""
         self._last_id = last_id
-        while not self._stopping.is_set():
+        until = time.monotonic() + CHECK_PERIOD_S
+        while not self._stopping.is_set() and time.monotonic() < until:
             reply = self._client.xread({self._names.events: self._last_id}, count=_BATCH, block=_BLOCK_MS)
             entries = cast(_XreadReply, reply)[0][1] if reply else []
             for entry_id, fields in entries:
@@ -119,6 +151,7 @@ class EventFollower:
                 elif lost := decode_lost_segments(fields):
                     self._on_lost_segments(lost)
                 self._last_id = entry_id.decode()
+                self._seen_id = self._seen_id or self._last_id
             self._counts["events_read"] += len(entries)
             if len(entries) < _BATCH:
                 self._caught_up.set()
@@ -129,22 +162,26 @@ class EventFollower:
         """Looks for the snapshots of replicas of which entries are missing."""
         if not (incomplete := self._applier.incomplete()):
             return
-        snapshots, without = read_snapshots(self._client, self._names)
+        found = read_snapshots(self._client, self._names)
         for replica_id in incomplete:
-            if replica_id in snapshots:
-                self._applier.take_snapshot(snapshots[replica_id])
-        self._applier.give_up(set(incomplete) - snapshots.keys() - without)
+            if replica_id in found.snapshots:
+                self._applier.take_snapshot(found.snapshots[replica_id])
+        self._applier.give_up(set(incomplete) - found.snapshots.keys() - found.without)
 
     def _check_stream(self) -> None:
-        """Starts over when the stream no longer has the place where we stopped reading."""
-        if self._last_id in (None, _START):
+        """Starts over when the stream no longer has what it had at the last look: it was deleted, and may be filled
+        anew already, or was trimmed faster than it was read."""
+        if self._last_id is None:
             return
-        first = cast(_Entries, self._client.xrange(self._names.events, count=1))
-        last = cast(_Entries, self._client.xrevrange(self._names.events, count=1))
-        if first and last and _order(first[0][0].decode()) <= _order(self._last_id) <= _order(last[0][0].decode()):
-            return
-        self._counts["stream_resets"] += 1
-        self._last_id = None
+        if self._seen_id is not None and not self._client.xrange(self._names.events, self._seen_id, self._seen_id):
+            self._counts["stream_resets"] += 1
+            self._start_over()
+        elif self._last_id != _START and self._client.xrange(self._names.events, self._last_id, self._last_id):
+            self._seen_id = self._last_id
+
+    def _start_over(self) -> None:
+        """Whoever may have missed something has missed it."""
+        self._last_id = self._seen_id = None
         self._applier.reset()
         self._on_reset()
 

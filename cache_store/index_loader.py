@@ -33,6 +33,16 @@ class Sample(Generic[_Row]):
     unreadable: list[bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class FoundSnapshots:
+    """The snapshots of a namespace by replica id, the ids of replicas that have none, and the members of the set of
+    replicas that are no id, or whose snapshot is damaged."""
+
+    snapshots: dict[str, Snapshot]
+    without: set[str]
+    unreadable: list[bytes]
+
+
 def iter_checkpoints(client: redis.Redis, names: IndexNames) -> Iterator[tuple[bytes, StoredCheckpoint]]:
     """The rows one by one, for whoever need not have them all at once; one may come twice."""
     return _decoded(client, names.checkpoints, decode_checkpoint)
@@ -77,16 +87,24 @@ def find_segments(client: redis.Redis, names: IndexNames, keys: Sequence[bytes])
     return _find(client, names.segments, keys, decode_segment)
 
 
-def read_snapshots(client: redis.Redis, names: IndexNames) -> tuple[dict[str, Snapshot], set[str]]:
-    """The snapshots of a namespace's replicas by replica id, and the ids of replicas that have none."""
-    members = sorted(member.decode() for member in cast(set[bytes], client.smembers(names.replicas)))
-    snapshots: dict[str, Snapshot] = {}
-    for replica_id in members:
+def read_snapshots(client: redis.Redis, names: IndexNames) -> FoundSnapshots:
+    """The snapshots of a namespace's replicas."""
+    found = FoundSnapshots({}, set(), [])
+    for member in sorted(cast(set[bytes], client.smembers(names.replicas))):
+        try:
+            replica_id = member.decode()
+        except UnicodeDecodeError:
+            found.unreadable.append(member)
+            continue
         value = cast(bytes | None, client.get(snapshot_name(replica_id)))
         snapshot = decode_snapshot(replica_id, value) if value is not None else None
         if snapshot is not None and index_names(snapshot.namespace) == names:
-            snapshots[replica_id] = snapshot
-    return snapshots, set(members) - snapshots.keys()
+            found.snapshots[replica_id] = snapshot
+            continue
+        found.without.add(replica_id)
+        if value is not None and snapshot is None:
+            found.unreadable.append(member)
+    return found
 
 
 def read_namespaces(client: redis.Redis) -> dict[str, tuple[str, int]]:

@@ -1,6 +1,7 @@
 """Owns the row each replica renews every second: who is alive, how far its start is, how it does. Knows no Ray."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, cast
 
 import redis
 from pydantic import Field, TypeAdapter, ValidationError
@@ -47,13 +48,15 @@ class ReplicaRows:
     def read(self) -> dict[str, ReplicaRow]:
         """Rows of all replicas alive, by replica id. A row that cannot be read is left out: it is another version's."""
         with translated_errors(self._address):
-            ids = sorted(_text(member) for member in self._client.smembers(REPLICA_IDS))
+            members = cast(set[bytes], self._client.smembers(REPLICA_IDS))
+            ids = sorted(replica_id for member in members if (replica_id := _text(member)) is not None)
             # Not MGET: on a cluster the rows lie in different slots.
             pipeline = self._client.pipeline(transaction=False)
             for replica_id in ids:
                 pipeline.get(replica_row_name(replica_id))
             values = dict(zip(ids, pipeline.execute(), strict=True))
-            self._forget([replica_id for replica_id, value in values.items() if value is None])
+            strangers = [member for member in members if _text(member) is None]
+            self._forget([*strangers, *(replica_id for replica_id, value in values.items() if value is None)])
         rows = {replica_id: _decode(value) for replica_id, value in values.items() if value is not None}
         return {replica_id: row for replica_id, row in rows.items() if row is not None}
 
@@ -67,7 +70,7 @@ class ReplicaRows:
     def close(self) -> None:
         self._client.close()
 
-    def _forget(self, replica_ids: list[str]) -> None:
+    def _forget(self, replica_ids: Sequence[str | bytes]) -> None:
         """A replica that is forgotten by mistake is back with its next write."""
         if replica_ids:
             self._client.srem(REPLICA_IDS, *replica_ids)
@@ -80,5 +83,9 @@ def _decode(value: bytes) -> ReplicaRow | None:
         return None
 
 
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _text(member: bytes) -> str | None:
+    """None for what no replica can have written."""
+    try:
+        return member.decode()
+    except UnicodeDecodeError:
+        return None

@@ -214,8 +214,9 @@ class StoreKeeper:
     def _forget_dead_replicas(self, names: IndexNames) -> None:
         """A replica without a row and a snapshot is dead; with its id in the set, every newcomer reads the stream from
         its beginning."""
-        _, without = read_snapshots(self._index, names)
-        dead = [replica_id for replica_id in without if not self._index.exists(replica_row_name(replica_id))]
+        found = read_snapshots(self._index, names)
+        dead: list[str | bytes] = [each for each in found.without if not self._index.exists(replica_row_name(each))]
+        dead += [member for member in found.unreadable if not _is_text(member)]
         if dead:
             self._lease.change(names, lambda pipeline: pipeline.srem(names.replicas, *dead))
 
@@ -242,6 +243,10 @@ def _objects_of(names: IndexNames, rows: RowsOf) -> list[str]:
     for key, row in rows.checkpoints.items():
         objects += checkpoint_names(names, key, row.num_groups)
     return objects
+
+
+def _is_text(member: bytes) -> bool:
+    return member.decode("utf-8", "ignore").encode() == member
 
 
 def _now_ms() -> int:

@@ -114,7 +114,9 @@ def find_lease(index: redis.Redis) -> str | None:
 def find_namespaces(index: redis.Redis) -> list[str]:
     """The short names of all namespaces that are indexed."""
     prefix = "ws:ix:{"
-    found = {name.decode()[len(prefix) : -1] for name in index.scan_iter(match=f"{prefix}*", count=_BATCH)}
+    found = {
+        name.decode(errors="replace")[len(prefix) : -1] for name in index.scan_iter(match=f"{prefix}*", count=_BATCH)
+    }
     return sorted({short for short in found if is_short_namespace(short)} | read_namespaces(index).keys())
 
 
@@ -205,7 +207,7 @@ def flush_namespace(index: redis.Redis, payload: redis.Redis, short: str) -> int
 
 def _count_replicas(index: redis.Redis, names: IndexNames) -> int:
     members = cast(set[bytes], index.smembers(names.replicas))
-    return sum(bool(index.exists(replica_row_name(member.decode()))) for member in members)
+    return sum(bool(index.exists(replica_row_name(member.decode(errors="replace")))) for member in members)
 
 
 def _entries(index: redis.Redis, names: IndexNames) -> Iterator[CheckpointEntry]:

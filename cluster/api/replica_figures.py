@@ -53,6 +53,7 @@ _COUNTERS = {
     "store_event_gaps": "Times that events of a replica were missing.",
     "store_stream_resets": "Times that the event stream was another one than before.",
     "store_follower_failures": "Failed attempts to read events.",
+    "store_snapshots_unreadable": "Entries of the index met that should have named a replica's snapshot and did not.",
     "store_hits_told": "Hits written to the index.",
     "store_hits_lost": "Hits that could not be written to the index.",
     "cache_requests_left_out": "Requests not accounted for: too many began at once, or the thread has ended.",
@@ -105,6 +106,7 @@ _GAUGES = {
     "store_keeper_lease_held": "1 while this replica looks after the store.",
     "store_replicas_incomplete": "Replicas of which not all events were heard.",
     "store_follower_caught_up": "1 while all events were heard.",
+    "store_follower_alive": "1 while the thread works that hears events; 0 from a fault until it has begun anew.",
 }
 
 _HISTOGRAMS = {
