@@ -10,6 +10,7 @@ from warmstate.models.backend import StateShapes
 from warmstate.models.checkpoints.json_fields import JsonFields, read_json
 from warmstate.models.checkpoints.special_tokens import read_eos_token_ids
 from warmstate.models.errors import UnsupportedCheckpoint
+from warmstate.models.rope_config import RopeConfig, read_rope
 
 LayerType = Literal["linear_attention", "full_attention"]
 RouterScoring = Literal["softmax", "sigmoid"]
@@ -32,8 +33,7 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rotary_dim: int
-    rope_theta: float
+    rope: RopeConfig
     rms_norm_eps: float
     num_k_heads: int
     num_v_heads: int
@@ -89,7 +89,7 @@ def read_config(path: Path) -> ModelConfig:
     vocab_size = text.integer("vocab_size")
     num_heads, num_kv_heads = _divisible(text, "num_attention_heads", "num_key_value_heads")
     num_v_heads, num_k_heads = _divisible(text, "linear_num_value_heads", "linear_num_key_heads")
-    rope_theta, rotary_dim = _rope(text, head_dim)
+    rope = read_rope(top, text, head_dim)
     return ModelConfig(
         model_type=model_type,
         vocab_size=vocab_size,
@@ -100,8 +100,7 @@ def read_config(path: Path) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rotary_dim=rotary_dim,
-        rope_theta=rope_theta,
+        rope=rope,
         rms_norm_eps=text.number("rms_norm_eps", 1e-6),
         num_k_heads=num_k_heads,
         num_v_heads=num_v_heads,
@@ -116,7 +115,7 @@ def read_config(path: Path) -> ModelConfig:
         router_scoring=_router_scoring(text),
         sparse_layers=sparse_layers,
         tie_word_embeddings=text.flag("tie_word_embeddings", False) or top.flag("tie_word_embeddings", False),
-        max_position_embeddings=text.integer("max_position_embeddings"),
+        max_position_embeddings=_longest(text, rope),
         eos_token_ids=read_eos_token_ids(path, (text, top), vocab_size),
     )
 
@@ -177,20 +176,7 @@ def _router_scoring(text: JsonFields) -> RouterScoring:
     raise UnsupportedCheckpoint(f"{text.file}: {text.where}scoring_func = {scoring!r} is not served")
 
 
-def _rope(text: JsonFields, head_dim: int) -> tuple[float, int]:
-    """Base and rotated dimensions, from `rope_parameters` (transformers 5) or the flat fields before it."""
-    rope = text.child("rope_parameters") or text.child("rope_scaling") or text
-    kind = rope.text("rope_type", rope.text("type", "default")) if rope is not text else "default"
-    # "mrope" is how older multimodal configs spell default rope with three position axes; text has all three equal.
-    if kind not in ("default", "mrope"):
-        raise UnsupportedCheckpoint(
-            f"{text.file}: {rope.where}rope_type = {kind!r}: scaled rope (YaRN and the like) is not served; "
-            "remove it to serve the model at its trained length"
-        )
-    theta = rope.number("rope_theta") if rope.has("rope_theta") else text.number("rope_theta")
-    holder = rope if rope.has("partial_rotary_factor") else text
-    factor = holder.number("partial_rotary_factor", 0.25)
-    rotary_dim = int(head_dim * factor)
-    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
-        raise holder.error("partial_rotary_factor", f"expected an even share of head_dim = {head_dim}", factor)
-    return theta, rotary_dim
+def _longest(text: JsonFields, rope: RopeConfig) -> int:
+    """Positions that can be served. With YaRN it is the stretched length, whichever of the two the config states."""
+    stated = text.integer("max_position_embeddings")
+    return stated if rope.yarn is None else int(rope.yarn.trained_length * rope.yarn.factor)

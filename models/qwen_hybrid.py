@@ -49,7 +49,7 @@ class QwenHybrid:
         self._groups = groups or RankGroups()
         self.shapes = local_shapes(config, self._ranks, dtype)
         self.num_heads = len(self._ranks.tp_range(config.num_heads, "attention heads"))
-        self._rotary = Rotary(config.rotary_dim, config.rope_theta)
+        self._rotary = Rotary(config.rope)
         layers: dict[int, _Layer] = {}
         outer: dict[str, torch.Tensor] = {}
         for index, tensors in weights:

@@ -43,7 +43,7 @@ def write(path: Path, content: dict[str, Any], name: str = "config.json") -> Pat
 
 def test_a_flat_config_gives_the_sizes(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, DENSE))
-    assert (config.num_layers, config.head_dim, config.rotary_dim) == (8, 32, 8)
+    assert (config.num_layers, config.head_dim, config.rope.rotary_dim) == (8, 32, 8)
     assert config.layer_types == (("linear_attention",) * 3 + ("full_attention",)) * 2
     assert config.sparse_layers == (False,) * 8
     assert config.num_experts == 0
@@ -73,34 +73,6 @@ def test_listed_layer_types_win_over_the_interval(tmp_path: Path) -> None:
 def test_the_interval_decides_where_no_list_is_given(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, DENSE | {"full_attention_interval": 2}))
     assert config.layer_types == ("linear_attention", "full_attention") * 4
-
-
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_theta": 5e6, "partial_rotary_factor": 0.5, "rope_scaling": None},
-        {
-            "rope_theta": None,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
-        },
-        {"rope_theta": None, "partial_rotary_factor": 0.5, "rope_parameters": {"rope_theta": 5000000}},
-        {
-            "rope_theta": 5e6,
-            "partial_rotary_factor": 0.5,
-            "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]},
-        },
-    ],
-)
-def test_both_rope_spellings_mean_the_same(tmp_path: Path, rope: dict[str, Any]) -> None:
-    config = read_config(write(tmp_path, DENSE | rope))
-    assert (config.rope_theta, config.rotary_dim) == (5e6, 16)
-
-
-@pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
-def test_scaled_rope_is_refused_in_words(tmp_path: Path, field: str) -> None:
-    scaled = {field: {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}}
-    with pytest.raises(UnsupportedCheckpoint, match=rf"config\.json: {field}\.rope_type = 'yarn'.*YaRN"):
-        read_config(write(tmp_path, DENSE | scaled))
 
 
 def test_routing_weights_are_normalised_where_the_config_is_silent(tmp_path: Path) -> None:
