@@ -8,21 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from warmstate.cluster.errors import InvalidRequest
 from warmstate.cluster.text.reasoning import THINK_END, THINK_START
 from warmstate.cluster.text.render_memo import RenderMemo
+from warmstate.cluster.text.template_file import REFUSALS, read_template
 from warmstate.cluster.text.tokenizer import EncodedText, TokenIds, Tokenizer
-from warmstate.models.checkpoints.json_fields import read_json
-from warmstate.models.errors import CheckpointError, MissingFile
 from warmstate.replicas.messages import CheckpointKind, Mark
 
 Message = Mapping[str, Any]
-
-# A template calls `raise_exception`, or trips over a value that it did not expect.
-_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 
 # Differs from any text a user is likely to begin with, and survives the `trim` of templates.
 _OTHER_USER = {"role": "user", "content": "\x01"}
@@ -67,14 +62,9 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(cls, path: Path, tokenizer: Tokenizer) -> "ChatTemplate":
-        """Reads chat_template.jinja, else tokenizer_config.json's template; raises `MissingFile` without either."""
-        config_file = path / "tokenizer_config.json"
-        config = read_json(config_file) if config_file.is_file() else {}
-        file = path / "chat_template.jinja"
-        source = file.read_text(encoding="utf-8") if file.is_file() else _default_of(config.get("chat_template"))
-        if source is None:
-            raise MissingFile(f"{path}: no chat template, neither chat_template.jinja nor in tokenizer_config.json")
-        return cls(source, tokenizer, _special_tokens(config))
+        """Raises `MissingFile` without a template, and `CheckpointError` for one that does not compile."""
+        source, special_tokens = read_template(path)
+        return cls(source, tokenizer, special_tokens)
 
     def render(self, messages: Sequence[Message], options: ChatOptions) -> RenderedPrompt:
         """Renders and tokenises, once; raises `InvalidRequest` with the template's own words when it refuses."""
@@ -160,7 +150,7 @@ class ChatTemplate:
                 continue_final_message=options.continue_final_message,
                 **{**self._special_tokens, **(options.extra or {})},
             )
-        except _REFUSALS as error:
+        except REFUSALS as error:
             raise InvalidRequest(f"messages: the chat template refused them: {error}", param="messages") from error
         return str(texts[0])
 
@@ -191,21 +181,3 @@ def shared_length(first: str, second: str) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _default_of(template: Any) -> str | None:
-    """tokenizer_config.json holds one template, or a list of named ones of which "default" is used."""
-    if template is None or isinstance(template, str):
-        return template
-    named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-    default = named.get("default")
-    if not isinstance(default, str):
-        raise CheckpointError(f"tokenizer_config.json: chat_template has no default among {sorted(map(str, named))}")
-    return default
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token, ... as templates see them; a token is a string or an object with `content`."""
-    tokens = {name: value for name, value in config.items() if name.endswith("_token") and not name.startswith("add_")}
-    contents = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
-    return {name: content for name, content in contents.items() if isinstance(content, str)}

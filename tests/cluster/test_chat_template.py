@@ -11,7 +11,7 @@ from warmstate.cluster.errors import InvalidRequest
 from warmstate.cluster.text.chat_template import ChatOptions, ChatTemplate, shared_length
 from warmstate.cluster.text.tokenizer import Tokenizer
 from warmstate.models.demo.demo_tokenizer import build_tokenizer
-from warmstate.models.errors import MissingFile, UnsupportedCheckpoint
+from warmstate.models.errors import CheckpointError, MissingFile, UnsupportedCheckpoint
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Hällo 世界 👩‍👩‍👧"}
@@ -205,6 +205,50 @@ def test_the_jinja_file_comes_before_the_tokenizer_config(
 def test_a_checkpoint_without_a_template_is_named(tmp_path: Path) -> None:
     _write(tmp_path, {})
     with pytest.raises(MissingFile, match=str(tmp_path)):
+        ChatTemplate.from_directory(tmp_path, Tokenizer.from_directory(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{% for m in messages %}\n{{ m.content }\n{% endfor %}", "line 2 of the chat template: unexpected '}'"),
+        ("{{ 1 }}\n\n{% if messages %}", "line 3 of the chat template: Unexpected end of template"),
+        ("{{ 1 }}\n{{ messages | shout }}", "line 2 of the chat template: No filter named 'shout'"),
+        ("{% for a in messages %}" * 30 + "{% endfor %}" * 30, "nested too deeply"),
+        ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "nested too deeply"),
+    ],
+)
+def test_a_template_that_does_not_compile_is_named_with_its_line(tmp_path: Path, source: str, words: str) -> None:
+    for file, (config, jinja) in {
+        "chat_template.jinja": ({}, source),
+        "tokenizer_config.json": ({"chat_template": source}, None),
+    }.items():
+        directory = tmp_path / file.partition(".")[0]
+        directory.mkdir()
+        _write(directory, config, jinja)
+        with pytest.raises(CheckpointError) as caught:
+            ChatTemplate.from_directory(directory, Tokenizer.from_directory(directory))
+        assert str(caught.value).startswith(f"{directory / file}: ")
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{{ raise_exception('no messages') }}", "{{ 1 / 0 }}"])
+def test_a_template_that_only_refuses_a_conversation_compiles(tmp_path: Path, source: str) -> None:
+    _write(tmp_path, {}, source)
+    ChatTemplate.from_directory(tmp_path, Tokenizer.from_directory(tmp_path))
+
+
+@pytest.mark.parametrize("template", [7, {"default": "x"}, [{"name": "rag", "template": "x"}]])
+def test_a_template_of_another_type_is_named(tmp_path: Path, template: Any) -> None:
+    _write(tmp_path, {"chat_template": template})
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template"):
+        ChatTemplate.from_directory(tmp_path, Tokenizer.from_directory(tmp_path))
+
+
+def test_a_template_that_is_no_text_is_named(tmp_path: Path) -> None:
+    _write(tmp_path, {})
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe{")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: cannot be read"):
         ChatTemplate.from_directory(tmp_path, Tokenizer.from_directory(tmp_path))
 
 

@@ -116,6 +116,7 @@ def test_a_truncated_shard_is_named_before_anything_starts(tmp_path: Path, warms
             "tokenizer.json: the tokenizers library cannot read it",
         ),
         ("chat_template.jinja", None, "no chat template"),
+        ("chat_template.jinja", "{{ 1 }}\n{% if %}", "chat_template.jinja: line 2 of the chat template: "),
         ("generation_config.json", '{"top_p": 7}', "generation_config.json: top_p: Input should be less than"),
         ("generation_config.json", '{"temperature": "hot"}', "generation_config.json: temperature: "),
     ],
