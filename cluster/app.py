@@ -10,7 +10,7 @@ from ray.serve.config import RequestRouterConfig
 from warmstate.cluster.config import parse_config
 from warmstate.cluster.ingress_deployment import IngressDeployment
 from warmstate.cluster.launch.launch_plan import LaunchPlan, plan_launch
-from warmstate.cluster.launch.local_ray import SERVE_ENVIRONMENT, serve_environment_is_set
+from warmstate.cluster.launch.local_ray import serve_environment, serve_environment_is_set
 from warmstate.cluster.replica_deployment import ReplicaDeployment
 from warmstate.cluster.routing.serve_router import PrefixRouter
 from warmstate.cluster.store_deployment import StoreDeployment
@@ -38,8 +38,8 @@ def build(args: dict[str, Any]) -> serve.Application:
     Raises `ConfigError` or `CheckpointError` before any replica starts.
     """
     if not serve_environment_is_set():
-        settings = " ".join(f"{name}={value}" for name, value in SERVE_ENVIRONMENT.items())
-        logger.warning("Serve runs without its fast HTTP path; start it as: %s serve run ...", settings)
+        settings = " ".join(f"{name}={value}" for name, value in serve_environment().items())
+        logger.warning("Serve runs without our settings of its HTTP path; start it as: %s serve run ...", settings)
     return build_application(plan_launch(parse_config(args)))
 
 

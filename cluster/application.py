@@ -43,7 +43,7 @@ class Application:
             time.sleep(_POLL_S)
 
     def _phase(self, health: dict[str, Any]) -> tuple[str, float | None]:
-        if not health:
+        if not health or not health["replicas"]:
             return "starting the processes", None
         if health["phase"] == "ready":
             ready = sum(phase["phase"] == "ready" for phase in health["replicas"].values())

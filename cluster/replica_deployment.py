@@ -6,6 +6,7 @@ from typing import Any
 
 from ray import serve
 
+from warmstate.cluster.launch.loopback import stay_on_loopback
 from warmstate.cluster.launch.process_heap import freeze_heap, keep_freed_memory
 from warmstate.cluster.launch.strict_products import ask_for_strict_products
 from warmstate.cluster.routing.router import RouteHint
@@ -27,6 +28,7 @@ class ReplicaDeployment:
 
     # Serve awaits a constructor that is a coroutine.
     async def __init__(self, config: ReplicaConfig, store: Any | None) -> None:  # type: ignore[misc]
+        stay_on_loopback()
         keep_freed_memory()
         ask_for_strict_products()
         if store is not None:

@@ -10,6 +10,7 @@ from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
 from warmstate.cache_store.embedded import EmbeddedServer
 from warmstate.cache_store.errors import EmbeddedServerError
+from warmstate.cluster.launch.loopback import stay_on_loopback
 from warmstate.cluster.running_store import RunningStore, announce
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ class StoreDeployment:
 
     # Serve awaits a constructor that is a coroutine; a task can only be started from one.
     async def __init__(self, max_memory_bytes: int) -> None:  # type: ignore[misc]
+        stay_on_loopback()
         self._max_memory_bytes = max_memory_bytes
         name = f"warmstate/store/{serve.get_replica_context().app_name}"
         self._server = await asyncio.to_thread(_start, max_memory_bytes, name.encode())

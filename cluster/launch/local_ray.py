@@ -8,11 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from warmstate.cluster.launch.front_proxy import COMMAND, find_command
+from warmstate.cluster.launch.launch_errors import StartFailed
 from warmstate.cluster.launch.ports import find_free_ports
 from warmstate.cluster.launch.process_tree import ignore_signals, raise_on_signals
 
-SERVE_ENVIRONMENT = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
-"""What the speed of the HTTP path rests on; Serve reads it once, when it is imported."""
+_FAST_ENVIRONMENT = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
 
 _QUIET_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -26,6 +27,12 @@ _DRAIN_ENVIRONMENT = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
     # When the ingress changes a new HAProxy takes over, and this is how long the streams of the old one may last.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+}
+
+_LOOPBACK_ENVIRONMENT = {
+    # Ray's own default where a firewall would ask about every port (macOS, Windows): all of its servers listen on
+    # 127.0.0.1 only. Read when ray is imported.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 
 _PATIENCE_ENVIRONMENT = {
@@ -66,6 +73,8 @@ class LocalRay:
         self._stop()
 
     def _start(self) -> None:
+        if find_command() is None:
+            raise StartFailed(f"the command {COMMAND} is missing; install warmstate again (make setup)")
         os.environ.update(self._environment())
         import ray
         from ray import serve
@@ -86,9 +95,10 @@ class LocalRay:
         proxy = self._directory / "proxy"
         stats, metrics, fallback = find_free_ports(3)
         return {
-            **SERVE_ENVIRONMENT,
+            **serve_environment(),
             **_QUIET_ENVIRONMENT,
             **_DRAIN_ENVIRONMENT,
+            **_LOOPBACK_ENVIRONMENT,
             **_PATIENCE_ENVIRONMENT,
             "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
@@ -113,6 +123,11 @@ class LocalRay:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+def serve_environment() -> dict[str, str]:
+    """What the HTTP path rests on, its speed and its first answers; Serve reads it once, when it is imported."""
+    return {**_FAST_ENVIRONMENT, "RAY_SERVE_HAPROXY_BINARY_PATH": find_command() or COMMAND}
+
+
 def serve_environment_is_set(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether Serve runs with the settings that `warmstate serve` gives it; `serve run` leaves that to its user."""
-    return all(environment.get(name) == value for name, value in SERVE_ENVIRONMENT.items())
+    return all(environment.get(name) == value for name, value in serve_environment().items())

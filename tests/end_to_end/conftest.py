@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,11 +36,25 @@ class Server:
         command = [str(Path(sys.executable).with_name("warmstate")), "serve", *arguments, "--port", str(self.port)]
         with log_file.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        self.early_answers: list[tuple[str, httpx.Response]] = []
         self.http = httpx.Client(base_url=self.url, timeout=120, limits=httpx.Limits(max_connections=64))
 
     @property
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
+
+    def record_early_answers(self) -> None:
+        """Asks again and again, from now on until the server is ready, for the health and the models."""
+        threading.Thread(target=self._record_early_answers, daemon=True).start()
+
+    def _record_early_answers(self) -> None:
+        with httpx.Client(base_url=self.url, timeout=120) as http:
+            while self.process.poll() is None and "ready: http" not in self.log:
+                for path in ("/health", "/v1/models"):
+                    try:
+                        self.early_answers.append((path, http.get(path)))
+                    except httpx.ConnectError:
+                        time.sleep(0.02)
 
     def wait_until_ready(self, num_replicas: int) -> list[str]:
         """Waits for the greeting and for so many ready replicas; returns their ids."""
@@ -127,6 +142,7 @@ def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     config.write_text("cache: {fetch_policy: always}")
     running = Server(folder / "log", str(checkpoint), "--replicas", "2", "--config", str(config))
     try:
+        running.record_early_answers()
         running.wait_until_ready(2)
         yield running
         assert running.stop(signal.SIGINT) == 0, running.log

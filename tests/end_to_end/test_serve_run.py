@@ -39,6 +39,7 @@ def serve_run(config_file: Path, tmp_path: Path) -> Iterator[subprocess.Popen[by
         "RAY_ADDRESS": "local",
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).with_name("warmstate-haproxy")),
     }
     command = [str(Path(sys.executable).with_name("serve")), "run", str(config_file)]
     with (tmp_path / "log").open("wb") as log:
