@@ -42,14 +42,20 @@ class EngineMetrics:
         self._saw_typical_prefill = False
 
     def started(self, sequence: Sequence) -> None:
-        """A sequence runs for the first time: what it asked of the prefix caches, and got, in tokens."""
+        """A sequence runs for the first time: what it asked of the prefix caches, and got, in tokens.
+
+        As in vLLM, the store is asked only for what lies beyond the local hit (v1/core/sched/scheduler.py, where it
+        sets `connector_prefix_cache_queries` and `connector_prefix_cache_hits`).
+        """
         cached = sequence.num_cached_tokens or 0
-        from_store = sequence.cache_source == "store"
+        local = cached
+        if sequence.cache_source == "store" and sequence.fetch_decision is not None:
+            local = min(sequence.fetch_decision.inputs.local_position, cached)
         self._counts["prefix_cache_queries"] += sequence.num_prompt_tokens
-        self._counts["prefix_cache_hits"] += 0 if from_store else cached
+        self._counts["prefix_cache_hits"] += local
         if self._has_store:
-            self._counts["external_prefix_cache_queries"] += sequence.num_prompt_tokens
-            self._counts["external_prefix_cache_hits"] += cached if from_store else 0
+            self._counts["external_prefix_cache_queries"] += sequence.num_prompt_tokens - local
+            self._counts["external_prefix_cache_hits"] += cached - local
 
     def stepped(self, row_tokens: Rows[int], seconds: float) -> None:
         """A step computed rows of so many tokens each. Where prefill dominated it says how fast prefill is."""

@@ -143,8 +143,8 @@ _VLLM = {
     "kv_cache_usage_perc": Figure("gauge", "Share of the KV blocks in use; 1 is all.", is_vllm=True),
     "prefix_cache_queries": Figure("counter", "Prompt tokens looked for on the device and the host.", is_vllm=True),
     "prefix_cache_hits": Figure("counter", "Prompt tokens resumed from the replica's own memory.", is_vllm=True),
-    "external_prefix_cache_queries": Figure("counter", "Prompt tokens looked for in the store.", is_vllm=True),
-    "external_prefix_cache_hits": Figure("counter", "Prompt tokens resumed from the shared store.", is_vllm=True),
+    "external_prefix_cache_queries": Figure("counter", "Prompt tokens beyond the local hit.", is_vllm=True),
+    "external_prefix_cache_hits": Figure("counter", "Of those, tokens resumed from the store.", is_vllm=True),
     "num_preemptions": Figure("counter", "Sequences that had to give up their blocks.", is_vllm=True),
 }
 

@@ -2,14 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from warmstate.cache_store.keys import ObjectKey
 from warmstate.cache_store.memory_store import MemoryStore
-from warmstate.cache_store.store import Dropped, DropReason, Exists, Hit, Miss, MissReason, Part, Stored
+from warmstate.cache_store.store import Dropped, DropReason, Exists, Hit, Miss, MissReason, Part, Ready, Stored
 from warmstate.replicas.config import CacheConfig
 
 Build = Callable[..., Any]
@@ -32,6 +32,9 @@ class TroubledStore:
         while self.stalled:
             await asyncio.sleep(0.01)
         return self.refuse_get(key) or await self.inner.get(key, into)
+
+    async def prepare(self, needed: Sequence[ObjectKey], num_bytes: int, ttl_s: int | None = None) -> Ready | Dropped:
+        return await self.inner.prepare(needed, num_bytes, ttl_s)
 
     async def put(
         self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None
@@ -112,6 +115,24 @@ def test_a_replica_that_shares_part_of_the_path_fetches_only_what_it_lacks(
     assert (result.num_cached_tokens, result.cache_source) == (576, "store")
     assert result.output == published.output
     assert sorted({(key.kind, key.position) for key in troubled.gets}) == [("ck", 576), ("kv", 512)]
+
+
+def test_what_was_local_counts_as_local_although_the_rest_came_from_the_store(
+    replica: Build, ask: Build, published: Any
+) -> None:
+    """vLLM asks its connector, and counts as its hit, what lies beyond the local hit."""
+    engine, _ = replica()
+    ask(engine, 400)
+    before = engine.stats()
+    assert (before["external_prefix_cache_queries"], before["prefix_cache_hits"]) == (400, 0)
+    assert ask(engine).cache_source == "store"
+    moved = {name: value - before[name] for name, value in engine.stats().items() if "prefix_cache" in name}
+    assert moved == {
+        "prefix_cache_queries": 600,
+        "prefix_cache_hits": 384,
+        "external_prefix_cache_queries": 600 - 384,
+        "external_prefix_cache_hits": 576 - 384,
+    }
 
 
 def test_kv_is_published_before_the_checkpoint_and_once(
