@@ -1,7 +1,7 @@
 """Owns whole objects in this process's memory under a byte budget. Knows no server and no model. Thread-safe."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -19,6 +19,7 @@ from warmstate.cache_store.store import (
     MissReason,
     Part,
     PartSpec,
+    Ready,
     Stored,
 )
 
@@ -112,6 +113,13 @@ class MemoryStore:
 
     async def get(self, key: ObjectKey, into: Mapping[str, Part]) -> Hit | Miss:
         return self.get_now(key, into)
+
+    async def prepare(self, needed: Sequence[ObjectKey], num_bytes: int, ttl_s: int | None = None) -> Ready | Dropped:
+        """Only tells what is lost: nothing here has a time to live, and what is put makes room itself."""
+        with self._lock:
+            if self._closed:
+                return Dropped(DropReason.UNAVAILABLE, "the store is closed")
+            return Ready(tuple(key for key in needed if key not in self._objects))
 
     async def put(
         self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None

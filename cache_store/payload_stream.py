@@ -80,6 +80,10 @@ class PayloadStream:
     def ask(self, *arguments: Argument) -> int:
         """Sends a command that is answered with a number, and reads that."""
         self.send(*arguments)
+        return self.read_number()
+
+    def read_number(self) -> int:
+        """The next reply, a number."""
         return _expected(self.read_reply(), int)
 
     def read_value(self) -> bytes | None:

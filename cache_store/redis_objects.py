@@ -37,6 +37,7 @@ TEMPORARY_TTL_MS = 60_000
 
 _ABSENT = -2
 _MULTI_REPLIES = 4
+_RENAME_REPLIES = 6
 _NOTHING = memoryview(b"")
 
 
@@ -124,6 +125,18 @@ class ObjectReader:
         if manifest.specs != self._specs:
             return Miss(MissReason.LAYOUT, f"holds {manifest.specs}, expected {self._specs}")
         return manifest.digests
+
+
+def renew_objects(
+    client: redis.Redis, keys: Sequence[ObjectKey], loan: Loan, deadline: float, ttl_ms: int
+) -> list[ObjectKey]:
+    """Gives objects this time to live, unless theirs is longer, in one round trip; returns those that are not there."""
+    with open_stream(client, loan, deadline) as stream:
+        for key in keys:
+            stream.send("PEXPIRE", object_name(key), ttl_ms, "GT")
+            stream.send("PTTL", object_name(key))
+        left_ms = [(stream.read_number(), stream.read_number())[1] for _ in keys]
+        return [key for key, left in zip(keys, left_ms, strict=True) if left == _ABSENT]
 
 
 class ObjectWriter:
@@ -217,18 +230,21 @@ class ObjectWriter:
     def _rename(
         self, stream: PayloadStream, temporary: str, fields: Sequence[tuple[str, memoryview]]
     ) -> Stored | Exists | Dropped:
-        """RENAMENX keeps the short expiry, hence the second command; no winner's object lives shorter for it."""
+        """RENAMENX keeps the expiry, which is therefore set before it; no winner's object lives shorter for a loser."""
         # An eviction between two chunks would have left a hash that holds only the later ones.
         if stream.ask("HLEN", temporary) != len(fields):
             return Dropped(DropReason.NO_ROOM, "the server evicted the object while it was written")
         stream.send("MULTI")
+        stream.send("PEXPIRE", temporary, self._ttl_ms)
         stream.send("RENAMENX", temporary, self._name)
         stream.send("PEXPIRE", self._name, self._ttl_ms, "GT")
+        # Of the loser, which may die before it removes what it wrote for nothing.
+        stream.send("PEXPIRE", temporary, TEMPORARY_TTL_MS)
         stream.send("EXEC")
-        *_, results = [stream.read_reply() for _ in range(_MULTI_REPLIES)]
+        *_, results = [stream.read_reply() for _ in range(_RENAME_REPLIES)]
         if isinstance(results, redis.RedisError):
             raise results
-        renamed = results[0] if isinstance(results, list) else None
+        renamed = results[1] if isinstance(results, list) and len(results) > 1 else None
         if isinstance(renamed, redis.RedisError):
             return Dropped(DropReason.NO_ROOM, f"the server evicted the object while it was written: {renamed}")
         return Stored(sum(len(data) for _, data in fields)) if renamed else Exists()

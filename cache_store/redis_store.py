@@ -8,7 +8,7 @@ operation timeout and the time that the slowest tolerated network needs for the 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any, TypeVar
@@ -21,8 +21,8 @@ from warmstate.cache_store.keys import ObjectKey
 from warmstate.cache_store.loan import Loan
 from warmstate.cache_store.names import object_name
 from warmstate.cache_store.redis_client import Failure, StoreAddress, failure_of, open_client
-from warmstate.cache_store.redis_objects import ObjectReader, ObjectWriter
-from warmstate.cache_store.store import Dropped, DropReason, Exists, Hit, Miss, MissReason, Part, Stored
+from warmstate.cache_store.redis_objects import ObjectReader, ObjectWriter, renew_objects
+from warmstate.cache_store.store import Dropped, DropReason, Exists, Hit, Miss, MissReason, Part, Ready, Stored
 
 _NUM_READERS = 2
 _NUM_WRITERS = 1
@@ -86,6 +86,24 @@ class RedisStore:
         else:
             self._counts[f"misses_{outcome.reason}"] += 1
         return outcome
+
+    async def prepare(self, needed: Sequence[ObjectKey], num_bytes: int, ttl_s: int | None = None) -> Ready | Dropped:
+        if self._closed:
+            return Dropped(DropReason.UNAVAILABLE, "the store is closed")
+        if not needed:
+            return Ready()
+        if not self._breaker.allows():
+            return Dropped(DropReason.BREAKER_OPEN)
+        loan, ttl_ms = Loan(), self._ttl_ms if ttl_s is None else ttl_s * 1000
+        # What waits for the one writing thread is time that the server did not waste.
+        timeout_s = self._address.timeout_s(self._in_flight_bytes)
+        deadline = time.monotonic() + timeout_s
+        try:
+            work = self._on(self._writers, renew_objects, self._client, needed, loan, deadline, ttl_ms)
+            lost = await self._within(timeout_s, work)
+        finally:
+            loan.close()
+        return Dropped(lost.drop_reason, lost.detail) if isinstance(lost, Failure) else Ready(tuple(lost))
 
     async def put(
         self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None

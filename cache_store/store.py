@@ -11,7 +11,7 @@ A "kv" object has the one part `kv`, dtype, [attention layers, kv heads, 2, 256,
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -69,6 +69,7 @@ class DropReason(StrEnum):
     TIMEOUT = "timeout"
     UNAVAILABLE = "unavailable"
     BREAKER_OPEN = "breaker_open"
+    LOST_KV = "lost_kv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,13 @@ class Dropped:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A checkpoint may be put now; of what it needs beside its own objects the store does not hold those `lost`."""
+
+    lost: tuple[ObjectKey, ...] = ()
+
+
 class CheckpointStore(Protocol):
     """Content-addressed objects made of named parts. Never raises into the engine: failures are results, counted.
 
@@ -117,6 +125,14 @@ class CheckpointStore(Protocol):
 
     async def get(self, key: ObjectKey, into: Mapping[str, Part]) -> Hit | Miss:
         """Fills the writable buffers of `into`, which names every part expected. Sizes are checked before any copy."""
+        ...
+
+    async def prepare(self, needed: Sequence[ObjectKey], num_bytes: int, ttl_s: int | None = None) -> Ready | Dropped:
+        """Comes before the objects of a checkpoint, `num_bytes` of them, are put.
+
+        What it needs and others have put lives as long as it from now on, if it did not live longer already: `ttl_s` as
+        in `put`. `Dropped` says that the whole would not fit, before any of it was sent.
+        """
         ...
 
     async def put(

@@ -104,7 +104,8 @@ class CheckpointKeeper:
         lacking = [(key, parts) for key, parts in segments.items() if self._link.lacks(key)]
         path = tuple(sequence.prefix_keys[: placement.position // BLOCK_TOKENS])
         ttl_s = self._config.session_ttl_s if placement.kind is CheckpointKind.OUTPUT else None
-        self._link.publish(Publication(path, (*lacking, *checkpoint.items()), placement.kind, ttl_s))
+        objects = (*lacking, *checkpoint.items())
+        self._link.publish(Publication(path, objects, placement.kind, ttl_s, self._host.borrow))
 
     def _publish_kept(self, sequence: Sequence, placement: Placement) -> None:
         names = self._names.checkpoint(sequence.prefix_keys[placement.position // BLOCK_TOKENS - 1], placement.position)

@@ -150,7 +150,9 @@ class PrefixReader:
         async with window:
             outcome = await self._store.get(key, into)
         if isinstance(outcome, Hit):
-            self._known.put(key)
+            # For how long it stays was not seen. KV is renewed by whoever publishes over it, a checkpoint by nobody.
+            if key.kind == "kv":
+                self._known.put(key)
             self._counts["fetched_bytes"] += outcome.num_bytes
             return None
         return self._missed(key, outcome)

@@ -82,7 +82,15 @@ class SharedStore:
         # An index on a server of its own may be lost while the objects are not.
         self._log = EventLog(index, names.namespace, replica_id, epoch, keeps_store_rows=index.url != payload.url)
         self.directory = EventDirectory(prefixes, self._log, epoch, config.ttl_s)
-        self.link = StoreLink(self._store, self.directory, names, loop, _fetch_timeout(payload), max_in_flight_bytes)
+        self.link = StoreLink(
+            self._store,
+            self.directory,
+            names,
+            loop,
+            _fetch_timeout(payload),
+            max_in_flight_bytes,
+            ttl_s=config.ttl_s,
+        )
         self._follower = EventFollower(
             index,
             names.namespace,

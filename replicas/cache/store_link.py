@@ -10,11 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Protocol
 
-from warmstate.cache_store.keys import BLOCK_TOKENS, ObjectKey
+from warmstate.cache_store.keys import BLOCK_TOKENS, SEGMENT_TOKENS, ObjectKey
 from warmstate.cache_store.store import CheckpointStore, Dropped, DropReason, Exists, MissReason, Stored
 from warmstate.models.backend import StateShapes
 from warmstate.replicas.cache.estimates import TransferRate
@@ -60,13 +60,15 @@ class Publication:
     """A checkpoint to publish: its objects in the order of writing, KV first, so that it is whole once it is seen.
 
     `path` holds the prefix key of every block boundary up to `position`; `kind` says why the position was chosen and
-    `ttl_s` how long it is wanted, None leaving that to the store.
+    `ttl_s` how long it is wanted, None leaving that to the store. KV that is not among the objects should be in the
+    store; `find` gives what turns out not to be, from any thread, where it can.
     """
 
     path: Sequence[bytes]
     objects: tuple[tuple[ObjectKey, Parts], ...]
     kind: str = ""
     ttl_s: int | None = None
+    find: Callable[[ObjectKey], Parts | None] = lambda key: None
 
     @property
     def prefix_key(self) -> bytes:
@@ -82,7 +84,8 @@ class Publication:
 
 
 class StoreLink:
-    """Fetches and publishes for one replica. `timeout_s` tells how long a whole fetch of so many bytes may take."""
+    """Fetches and publishes for one replica. `timeout_s` tells how long a whole fetch of so many bytes may take; the
+    store keeps for `ttl_s` what nothing else is said of."""
 
     def __init__(
         self,
@@ -93,6 +96,7 @@ class StoreLink:
         timeout_s: Callable[[int], float],
         max_publish_bytes: int = MAX_IN_FLIGHT_BYTES,
         clock: Callable[[], float] = time.monotonic,
+        ttl_s: int = 86_400,
     ) -> None:
         self._store = store
         self._directory = directory
@@ -100,7 +104,7 @@ class StoreLink:
         self._loop = loop
         self._max_publish_bytes = max_publish_bytes
         self.clock = clock
-        self._known = KnownObjects(clock)
+        self._known = KnownObjects(ttl_s, clock)
         self._reader = PrefixReader(store, names, self._known, timeout_s, clock)
         self._puts = SingleFlight[Stored | Exists | Dropped]()
         self._lock = Lock()
@@ -222,22 +226,48 @@ class StoreLink:
             self._directory.remove(keys[index], (index + 1) * BLOCK_TOKENS)
 
     async def _publish(self, publication: Publication) -> None:
-        started = self.clock()
+        started, num_bytes = self.clock(), publication.num_bytes
         try:
-            for key, parts in publication.objects:
-                outcome = await self._put(key, parts, publication.ttl_s)
-                if isinstance(outcome, Dropped):
-                    self._count(f"publish_dropped_{outcome.reason}")
-                    return
-                # What is there for a short time only must be asked for again by whoever wants it longer.
-                if publication.ttl_s is None:
-                    self._known.put(key)
-            self._directory.put(publication)
+            prepared = await self._prepare(publication)
+            outcome = prepared if isinstance(prepared, Dropped) else await self._put_objects(prepared)
+            if isinstance(outcome, Dropped):
+                self._count(f"publish_dropped_{outcome.reason}")
+                return
+            self._directory.put(outcome)
             self._count("published")
             self._publish_seconds.observe(self.clock() - started)
         finally:
             with self._lock:
-                self._publish_bytes -= publication.num_bytes
+                self._publish_bytes -= num_bytes
+
+    async def _prepare(self, publication: Publication) -> Publication | Dropped:
+        """The publication with what the store has lost of the KV that it needs; the rest lives as long as it."""
+        own = {key for key, _ in publication.objects}
+        stops = range(SEGMENT_TOKENS, publication.position + 1, SEGMENT_TOKENS)
+        needed = [key for stop in stops if (key := self._names.segment(publication.path, stop)) not in own]
+        ready = await self._store.prepare(needed, publication.num_bytes, publication.ttl_s)
+        if isinstance(ready, Dropped) or not ready.lost:
+            return ready if isinstance(ready, Dropped) else publication
+        for key in ready.lost:
+            self._known.remove(key)
+            self._directory.tell_lost_segment(key.prefix)
+        found = [(key, parts) for key in ready.lost if (parts := publication.find(key)) is not None]
+        if len(found) < len(ready.lost):
+            return Dropped(DropReason.LOST_KV, f"{len(ready.lost) - len(found)} KV segments are neither there nor here")
+        return replace(publication, objects=(*found, *publication.objects))
+
+    async def _put_objects(self, publication: Publication) -> Publication | Dropped:
+        """Puts all; where not all of them come to be there, none is taken for there, as no row will name it."""
+        for key, parts in publication.objects:
+            outcome = await self._put(key, parts, publication.ttl_s)
+            if isinstance(outcome, Dropped):
+                for sent, _ in publication.objects:
+                    self._known.remove(sent)
+                return outcome
+            # A checkpoint that is there for a short time must be asked for again by whoever wants it longer.
+            if key.kind == "kv" or publication.ttl_s is None:
+                self._known.put(key, publication.ttl_s)
+        return publication
 
     async def _put(self, key: ObjectKey, parts: Parts, ttl_s: int | None) -> Stored | Exists | Dropped:
         """Two checkpoints that share KV may be on their way at once: it is sent once, and both wait for it."""

@@ -12,7 +12,7 @@ from warmstate.cache_store.names import object_name, temporary_name
 from warmstate.cache_store.redis_client import StoreAddress
 from warmstate.cache_store.redis_objects import TEMPORARY_TTL_MS
 from warmstate.cache_store.redis_store import RedisStore
-from warmstate.cache_store.store import Hit, Miss, MissReason, Part, Stored
+from warmstate.cache_store.store import Hit, Miss, MissReason, Part, Ready, Stored
 
 Run = Callable[[Awaitable[Any]], Any]
 MakeKey = Callable[..., ObjectKey]
@@ -108,6 +108,35 @@ def test_a_put_may_ask_for_another_life_but_shortens_none(
     assert 900_000 < client.pttl(object_name(key)) <= 1_000_000
     run(store.put(key, parts, ttl_s=200))
     assert client.pttl(object_name(key)) > 900_000
+    run(store.close())
+
+
+def test_no_object_lives_longer_than_it_was_put_for(
+    server: EmbeddedServer, connect: Connect, run: Run, make_key: MakeKey, make_parts: MakeParts
+) -> None:
+    """A temporary does: its writer may be slow."""
+    client, parts, store = connect(server.address), make_parts(), RedisStore(server.address, ttl_s=7)
+    for kind in ("ck", "kv"):
+        key = make_key(kind)
+        run(store.put(key, parts))
+        assert 0 < client.pttl(object_name(key)) <= 7_000
+    run(store.close())
+
+
+@pytest.mark.parametrize("kind", ["ck", "kv"])
+def test_what_a_checkpoint_needs_lives_as_long_as_it(
+    server: EmbeddedServer, connect: Connect, run: Run, kind: str, make_key: MakeKey, make_parts: MakeParts
+) -> None:
+    client, store = connect(server.address), RedisStore(server.address, ttl_s=1_000)
+    shorter, longer, lost = (make_key(kind) for _ in range(3))
+    run(store.put(shorter, make_parts(), ttl_s=20))
+    run(store.put(longer, make_parts(), ttl_s=9_000))
+    assert run(store.prepare([shorter, lost, longer], 1)) == Ready((lost,))
+    assert 900_000 < client.pttl(object_name(shorter)) <= 1_000_000
+    assert client.pttl(object_name(longer)) > 8_000_000
+    assert not client.exists(object_name(lost))
+    run(store.prepare([shorter], 1, ttl_s=5_000))
+    assert client.pttl(object_name(shorter)) > 4_000_000
     run(store.close())
 
 

@@ -20,6 +20,7 @@ from warmstate.cache_store.store import (
     Miss,
     MissReason,
     Part,
+    Ready,
     Stored,
 )
 
@@ -186,6 +187,15 @@ def test_of_two_writers_at_once_one_stores_and_one_finds_it(
     run(store.delete(key))
 
 
+def test_what_is_needed_and_lost_is_told_before_anything_is_put(
+    store: CheckpointStore, run: Run, make_key: MakeKey, make_parts: MakeParts
+) -> None:
+    here, lost = make_key("kv"), make_key("kv")
+    run(store.put(here, make_parts()))
+    assert run(store.prepare([here], 1)) == run(store.prepare([], 1)) == Ready()
+    assert run(store.prepare([lost, here], 1)) == Ready((lost,))
+
+
 def test_a_closed_store_answers_unavailable(
     store: CheckpointStore, run: Run, make_key: MakeKey, make_parts: MakeParts, empty_like: EmptyLike
 ) -> None:
@@ -197,3 +207,6 @@ def test_a_closed_store_answers_unavailable(
     assert isinstance(drop, Dropped)
     assert (miss.reason, drop.reason) == (MissReason.UNAVAILABLE, DropReason.UNAVAILABLE)
     run(store.delete(key))
+    refused = run(store.prepare([key], 1))
+    assert isinstance(refused, Dropped)
+    assert refused.reason is DropReason.UNAVAILABLE

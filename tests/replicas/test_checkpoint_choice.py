@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Keys
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from warmstate.cache_store.keys import ObjectKey, chain_root, prefix_keys
 from warmstate.cache_store.memory_store import MemoryStore
-from warmstate.cache_store.store import Dropped, Exists, Hit, Miss, Part, Stored
+from warmstate.cache_store.store import Dropped, Exists, Hit, Miss, Part, Ready, Stored
 from warmstate.replicas.config import CacheConfig
 from warmstate.replicas.messages import CheckpointKind, Mark
 from warmstate.replicas.sequence import Sequence
@@ -26,9 +27,14 @@ class TtlStore:
     def __init__(self, inner: MemoryStore) -> None:
         self.inner = inner
         self.ttl_s: dict[tuple[str, int], list[int | None]] = {}
+        self.renewed: list[tuple[list[int], int | None]] = []
 
     async def get(self, key: ObjectKey, into: Mapping[str, Part]) -> Hit | Miss:
         return await self.inner.get(key, into)
+
+    async def prepare(self, needed: Keys[ObjectKey], num_bytes: int, ttl_s: int | None = None) -> Ready | Dropped:
+        self.renewed.append(([key.position for key in needed], ttl_s))
+        return await self.inner.prepare(needed, num_bytes, ttl_s)
 
     async def put(
         self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None
@@ -270,10 +276,10 @@ def test_the_end_of_an_answer_is_wanted_for_a_session_and_all_else_for_longer(
     answer = ask(engine, prompt, max_tokens=260)
     sharing.drain(link)
     assert store.ttl_s == {("kv", 256): [None], ("ck", 256): [None], ("kv", 512): [77], ("ck", 512): [77]}
-    # What the next turn needs for longer is asked for again, though it is there.
+    # What the next turn needs for longer lives longer from now on, though it is there.
     ask(engine, [*prompt, *answer.token_ids, *prompt_of(50)])
     sharing.drain(link)
-    assert store.ttl_s[("kv", 512)] == [77, None]
+    assert store.renewed == [([], None), ([256], 77), ([256, 512], None)]
     assert store.ttl_s[("ck", 576)] == [None]
 
 

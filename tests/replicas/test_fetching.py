@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 from warmstate.cache_store.keys import ObjectKey
 from warmstate.cache_store.memory_store import MemoryStore
-from warmstate.cache_store.store import Dropped, Exists, Hit, Miss, MissReason, Part, Stored
+from warmstate.cache_store.store import Dropped, Exists, Hit, Miss, MissReason, Part, Ready, Stored
 from warmstate.replicas.config import CacheConfig
 
 Build = Callable[..., Any]
@@ -47,6 +47,9 @@ class MeasuredStore:
             await asyncio.sleep(0.005)
         self.clock.now_s += self.read_s
         return self.refuse(key) or await self.inner.get(key, into)
+
+    async def prepare(self, needed: Sequence[ObjectKey], num_bytes: int, ttl_s: int | None = None) -> Ready | Dropped:
+        return await self.inner.prepare(needed, num_bytes, ttl_s)
 
     async def put(
         self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None

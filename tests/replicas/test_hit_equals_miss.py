@@ -1,6 +1,6 @@
 """On a real float32 model a restored prefix gives the same bits as a computed one, whatever tier it came from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +8,7 @@ import torch
 
 from warmstate.cache_store.keys import ObjectKey
 from warmstate.cache_store.memory_store import MemoryStore
-from warmstate.cache_store.store import Dropped, Exists, Hit, Miss, Part, Stored
+from warmstate.cache_store.store import Dropped, Exists, Hit, Miss, Part, Ready, Stored
 from warmstate.models.backend import SequenceState
 from warmstate.replicas.config import CacheConfig
 
@@ -174,6 +174,9 @@ class ForgetfulStore:
         if self._part in into:
             into[self._part].data[:] = bytes(into[self._part].spec.num_bytes)
         return outcome
+
+    async def prepare(self, needed: Sequence[ObjectKey], num_bytes: int, ttl_s: int | None = None) -> Ready | Dropped:
+        return await self._inner.prepare(needed, num_bytes, ttl_s)
 
     async def put(
         self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from warmstate.cache_store.keys import ObjectKey
 from warmstate.cache_store.memory_store import MemoryStore
-from warmstate.cache_store.store import Dropped, DropReason, Exists, Hit, Miss, Part, Stored
+from warmstate.cache_store.store import Dropped, DropReason, Exists, Hit, Miss, Part, Ready, Stored
 from warmstate.replicas.config import CacheConfig
 
 Build = Callable[..., Any]
@@ -59,6 +59,9 @@ class ReadOnlyStore:
 
     async def get(self, key: ObjectKey, into: Mapping[str, Part]) -> Hit | Miss:
         return await self._inner.get(key, into)
+
+    async def prepare(self, needed: Sequence[ObjectKey], num_bytes: int, ttl_s: int | None = None) -> Ready | Dropped:
+        return Dropped(DropReason.NO_ROOM)
 
     async def put(
         self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None

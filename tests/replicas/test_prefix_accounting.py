@@ -104,6 +104,9 @@ class Refusing:
     async def get(self, key: Any, into: dict[str, Part]) -> Any:
         return self.miss if key.kind == self.kind else await self.inner.get(key, into)
 
+    async def prepare(self, needed: Any, num_bytes: int, ttl_s: int | None = None) -> Any:
+        return await self.inner.prepare(needed, num_bytes, ttl_s)
+
     async def put(self, key: Any, parts: dict[str, Part], ttl_s: int | None = None) -> Any:
         return await self.inner.put(key, parts)
 
