@@ -23,11 +23,33 @@ LEASE = "ws:{lease}:holder"
 LEASE_TOKENS = "ws:{lease}:tokens"
 """Counts the attempts to become the holder; see `lease.py`."""
 
+ROOM = "ws:{room}:bytes"
+"""How many bytes may be put before the holder of the lease counts again; see `room.py`."""
+
 ALL_OBJECTS = "ws:{*.*.*}:*"
 """The SCAN pattern of all objects of all namespaces."""
 
 _SHORT_NAMESPACE = re.compile(r"[0-9a-f]{16}")
 _OBJECT = re.compile(r"ws:\{([0-9a-f]{16})\.([0-9a-f]{64})\.(\d{1,6})\}:(ck|kv|tmp:[0-9a-f]{16})")
+_INDEX = re.compile(r"ws:([a-z]+):\{[0-9a-f]{16}\}")
+
+_ONES = {
+    REPLICA_IDS: "the replicas that wrote a row",
+    NAMESPACES: "the namespaces in use",
+    LEASE: "who may evict",
+    LEASE_TOKENS: "how often somebody tried to become the one that evicts",
+    ROOM: "bytes that may be put before they are counted anew",
+}
+_OF_NAMESPACES = {
+    "ix": "rows of checkpoints",
+    "sg": "rows of KV segments",
+    "hits": "how often checkpoints were fetched",
+    "use": "when checkpoints were last fetched",
+    "ev": "events",
+    "live": "replicas that tell of events",
+    "fence": "who last worked on the namespace",
+    "cost": "milliseconds that a token takes to compute",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +92,20 @@ def parse_object_name(name: str) -> ObjectName | None:
     namespace, prefix, group, kind = found.groups()
     known: Literal["ck", "kv", "tmp"] = "ck" if kind == "ck" else "kv" if kind == "kv" else "tmp"
     return ObjectName(namespace, bytes.fromhex(prefix), int(group), known)
+
+
+def describe_name(name: str) -> str | None:
+    """What a key of ours is for, in words; None for a name that is none of ours."""
+    parsed, found = parse_object_name(name), _INDEX.fullmatch(name)
+    if parsed is not None:
+        kinds = {"ck": "a head group of a checkpoint", "kv": "a KV segment", "tmp": "an object that is being written"}
+        return kinds[parsed.kind]
+    if found is not None:
+        return _OF_NAMESPACES.get(found[1])
+    for start, meaning in ((replica_row_name(""), "a replica's row"), (snapshot_name(""), "a replica's snapshot")):
+        if name.startswith(start):
+            return meaning
+    return _ONES.get(name)
 
 
 def objects_pattern(short: str) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 import redis
 
 from warmstate.cache_store.errors import StoreUnavailable
+from warmstate.cache_store.key_report import report_key
+from warmstate.cache_store.names import ROOM, parse_object_name
 from warmstate.cache_store.object_check import check_object
 from warmstate.cache_store.redis_client import StoreAddress, TlsFiles, open_client, translated_errors
 from warmstate.cache_store.store_survey import (
@@ -51,7 +53,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     listing.add_argument("--sort", choices=["age", "hits", "bytes", "position"], default="age", help="(default: age)")
     listing.add_argument("--limit", type=_positive, default=50, help="at most so many (default: 50)")
     inspect = _add_action(actions, "inspect", "verify a checkpoint, every byte; exit code 1 if any is wrong", _inspect)
-    inspect.add_argument("key", metavar="KEY", help="as `ls` shows it, or longer, in hex")
+    inspect.add_argument("key", metavar="KEY", help="as `ls` shows it, or longer, in hex; or any name of ours (ws:...)")
     inspect.add_argument("--namespace", metavar="NS", help="where the key is in several")
     flush = _add_action(actions, "flush", "remove everything of a namespace, and nothing else", _flush)
     flush.add_argument("--namespace", metavar="NS", required=True, help="as `stats` shows it, or the whole digest")
@@ -159,12 +161,28 @@ def _list(options: argparse.Namespace, index: redis.Redis, payload: redis.Redis)
 
 
 def _inspect(options: argparse.Namespace, index: redis.Redis, payload: redis.Redis) -> int:
+    if options.key.startswith("ws:"):
+        return _inspect_name(options, index, payload)
     entry = _the_one(options, find_checkpoints(index, _namespaces(options, index), options.key.lower()))
     reports = [check_object(payload, name) for name in needed_objects(index, entry)]
     show = report.inspect_json if options.json else report.inspect_text
     print(show(entry, reports))
     is_short = len(reports) < entry.num_groups + report.num_segments(entry)
     return int(is_short or any(each.problems for each in reports))
+
+
+def _inspect_name(options: argparse.Namespace, index: redis.Redis, payload: redis.Redis) -> int:
+    """One key of ours: an object is verified, of anything else is told what it is."""
+    name = parse_object_name(options.key)
+    if name is not None and name.kind != "tmp":
+        checked = check_object(payload, name)
+        print(report.object_json(checked) if options.json else report.object_text(checked))
+        return int(bool(checked.problems))
+    told = report_key(payload if name is not None or options.key == ROOM else index, options.key)
+    if told is None:
+        raise StoreProblem(f"{options.key}: no name that warmstate gives; see `warmstate cache ls`")
+    print(report.key_json(told) if options.json else report.key_text(told))
+    return int(told.kind == "none")
 
 
 def _flush(options: argparse.Namespace, index: redis.Redis, payload: redis.Redis) -> int:

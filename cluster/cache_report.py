@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from warmstate.cache_store.key_report import KeyReport
 from warmstate.cache_store.keys import SEGMENT_TOKENS
 from warmstate.cache_store.object_check import ObjectReport
 from warmstate.cache_store.store_survey import CheckpointEntry, NamespaceSummary, ServerSummary
@@ -92,10 +93,7 @@ def inspect_text(entry: CheckpointEntry, reports: Sequence[ObjectReport]) -> str
         f"kind {entry.kind or 'unnamed'}, {entry.hits} hits, {_age(entry.age_s)} old"
     ]
     for report in reports:
-        parts = ", ".join(f"{name} {shape}" for name, shape in report.parts.items())
-        ttl = "does not expire" if report.ttl_s is None else f"ttl {_age(report.ttl_s)}"
-        lines.append(f"{report.name}\n  {_size(report.num_bytes)}, {ttl}, epoch {report.epoch}: {parts or 'nothing'}")
-        lines += [f"  WRONG: {problem}" for problem in report.problems]
+        lines += _object_lines(report)
     num_kv = sum(report.name.endswith(":kv") for report in reports)
     if num_kv < num_segments(entry):
         lines.append(f"WRONG: the index knows {num_kv} of its {num_segments(entry)} KV segments")
@@ -105,6 +103,36 @@ def inspect_text(entry: CheckpointEntry, reports: Sequence[ObjectReport]) -> str
     else:
         lines.append("every byte is as written")
     return "\n".join(lines)
+
+
+def object_json(report: ObjectReport) -> str:
+    return _json({"objects": [asdict(report)]})
+
+
+def object_text(report: ObjectReport) -> str:
+    verdict = [] if report.problems else ["every byte is as written"]
+    return "\n".join([*_object_lines(report), *verdict])
+
+
+def key_json(report: KeyReport) -> str:
+    return _json({"key": asdict(report)})
+
+
+def key_text(report: KeyReport) -> str:
+    if report.kind == "none":
+        return f"{report.name}: {report.meaning}; absent"
+    unit = "bytes" if report.kind == "string" else "entries"
+    return f"{report.name}: {report.meaning}; a {report.kind} of {report.size} {unit}, {_ttl(report.ttl_s)}"
+
+
+def _object_lines(report: ObjectReport) -> list[str]:
+    parts = ", ".join(f"{name} {shape}" for name, shape in report.parts.items())
+    head = f"{_size(report.num_bytes)}, {_ttl(report.ttl_s)}, epoch {report.epoch}: {parts or 'nothing'}"
+    return [report.name, f"  {head}", *(f"  WRONG: {problem}" for problem in report.problems)]
+
+
+def _ttl(ttl_s: float | None) -> str:
+    return "does not expire" if ttl_s is None else f"ttl {_age(ttl_s)}"
 
 
 def _json(value: Any) -> str:

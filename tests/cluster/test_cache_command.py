@@ -17,7 +17,7 @@ from warmstate.cache_store.event_log import EventLog
 from warmstate.cache_store.events import PrefixEvent
 from warmstate.cache_store.index_rows import StoredCheckpoint, StoredSegment
 from warmstate.cache_store.keys import ObjectKey
-from warmstate.cache_store.names import index_names, object_name
+from warmstate.cache_store.names import LEASE, index_names, object_name
 from warmstate.cache_store.redis_client import StoreAddress, open_client
 from warmstate.cache_store.redis_store import RedisStore
 from warmstate.cache_store.store import Part, PartSpec, Stored
@@ -202,6 +202,39 @@ def test_inspect_says_when_the_index_has_lost_its_way_to_the_kv(filled: Filled, 
     code, out, _ = cache("inspect", "01")
     assert code == 1
     assert "WRONG: the index knows 1 of its 2 KV segments" in out
+
+
+def test_every_name_of_ours_can_be_inspected(filled: Filled, cache: Command) -> None:
+    filled.put(1)
+    for server in {filled.payload.url: filled.payload, filled.index.url: filled.index}.values():
+        client = open_client(server.address, 1)
+        client.set(LEASE, b"a 1")
+        names = sorted(name.decode() for name in client.scan_iter(match="ws:*"))
+        client.close()
+        assert {name.rpartition(":")[2] for name in names} >= {"ck", "kv", "holder", "nss"}
+        for name in names:
+            code, out, err = cache("inspect", name)
+            assert (code, err) == (0, ""), name
+            assert name in out
+            assert json.loads(cache("inspect", name, "--json")[1])
+
+
+def test_what_a_name_stands_for_is_told(filled: Filled, cache: Command) -> None:
+    filled.put(1)
+    client = open_client(filled.payload.address, 1)
+    kv = object_name(ObjectKey("kv", NAMESPACE, bytes([1, 1]) * 16, 256))
+    assert "every byte is as written" in cache("inspect", kv)[1]
+    client.append(kv, b"x")
+    client.close()
+    code, out, _ = cache("inspect", kv)
+    assert (code, "WRONG" in out) == (1, True)
+    temporary = f"ws:{{{SHORT}.{'00' * 32}.0}}:tmp:0123456789abcdef"
+    code, out, _ = cache("inspect", temporary)
+    assert (code, out) == (1, f"{temporary}: an object that is being written; absent\n")
+    code, out, _ = cache("inspect", index_names(NAMESPACE).checkpoints)
+    assert out == f"ws:ix:{{{SHORT}}}: rows of checkpoints; a hash of 1 entries, does not expire\n"
+    code, _, err = cache("inspect", "ws:{x}:kv")
+    assert (code, err) == (1, "error: ws:{x}:kv: no name that warmstate gives; see `warmstate cache ls`\n")
 
 
 def test_a_key_that_is_unknown_or_ambiguous_is_told(filled: Filled, cache: Command) -> None:
