@@ -52,7 +52,7 @@ def test_tiles_equal_the_recurrence(heads: tuple[int, int, int, int], length: in
         torch.testing.assert_close(after, expected_state, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("decay", [0.5, 3.0, 30.0, 300.0])
+@pytest.mark.parametrize("decay", [0.5, 1.45, 3.0, 30.0, 300.0])
 def test_a_state_that_decays_to_nothing_equals_the_recurrence_and_makes_no_subnormal_numbers(decay: float) -> None:
     heads = HEADS[1]
     q, k, v, g, beta = _inputs(200, heads)
