@@ -19,6 +19,25 @@ SUPPORTED_MODEL_TYPES = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe",
 
 MAX_LAYERS = 4096
 
+_SERVED: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("silu",),
+    "attn_output_gate": (True,),
+    # Of the delta rule's gated norm; attention's gate is a sigmoid whatever it says.
+    "output_gate_type": ("swish", "silu"),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "use_sliding_window": (False,),
+    "n_group": (0, 1),
+    "topk_group": (0, 1),
+    "routed_scaling_factor": (1.0,),
+    "embedding_multiplier": (1.0,),
+    "residual_multiplier": (1.0,),
+    "logits_scaling": (1.0,),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+}
+"""The values of switches that are served: this family's, and those of relatives that a derived model may carry over."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -81,7 +100,9 @@ def read_config(path: Path) -> ModelConfig:
         supported = ", ".join(SUPPORTED_MODEL_TYPES)
         raise UnsupportedCheckpoint(f"{file}: model_type {model_type!r} is not served; supported: {supported}")
     text = top.child("text_config") or top
-    _refuse_unserved_switches(text)
+    _check_text_model_type(text, model_type)
+    for fields in (text, top):
+        _refuse_unserved_switches(fields)
     num_layers = text.integer("num_hidden_layers", maximum=MAX_LAYERS)
     sparse_layers = _sparse_layers(text, num_layers)
     any_sparse, any_dense = any(sparse_layers), not all(sparse_layers)
@@ -120,12 +141,27 @@ def read_config(path: Path) -> ModelConfig:
     )
 
 
-def _refuse_unserved_switches(text: JsonFields) -> None:
-    served = {"hidden_act": "silu", "attn_output_gate": True, "attention_bias": False}
-    for name, value in served.items():
-        if text.has(name) and text.values[name] != value:
-            found = text.values[name]
-            raise UnsupportedCheckpoint(f"{text.file}: {text.where}{name} = {found!r} is not served, only {value!r}")
+def _check_text_model_type(text: JsonFields, model_type: str) -> None:
+    expected = (model_type, f"{model_type}_text")
+    if text.text("model_type", model_type) not in expected:
+        found = text.values["model_type"]
+        raise UnsupportedCheckpoint(
+            f"{text.file}: {text.where}model_type {found!r} is not served in a {model_type}, only {expected[1]!r}"
+        )
+
+
+def _refuse_unserved_switches(fields: JsonFields) -> None:
+    """At the top level of a nested config too, where transformers would not see them."""
+    for name, served in _SERVED.items():
+        if fields.has(name) and fields.values[name] not in served:
+            raise _unserved(fields, name, " or ".join(map(repr, served)))
+    if fields.has("sliding_window") and not fields.has("use_sliding_window"):
+        raise _unserved(fields, "sliding_window", "null")
+
+
+def _unserved(fields: JsonFields, name: str, served: str) -> UnsupportedCheckpoint:
+    only = f", only {served}" if served else ""
+    return UnsupportedCheckpoint(f"{fields.file}: {fields.where}{name} = {fields.values[name]!r} is not served{only}")
 
 
 def _divisible(text: JsonFields, many: str, few: str) -> tuple[int, int]:
@@ -163,8 +199,11 @@ def _experts_per_token(text: JsonFields) -> int:
 
 
 def _norm_topk_prob(text: JsonFields, model_type: str) -> bool:
-    """Only Qwen3-Next has the switch; 3.5 renormalises whatever its config says, as transformers does."""
-    return text.flag("norm_topk_prob", True) if model_type == "qwen3_next" else True
+    """Only Qwen3-Next has the switch; transformers renormalises in 3.5 whatever its config says, others do not."""
+    normalised = text.flag("norm_topk_prob", True)
+    if not normalised and model_type != "qwen3_next":
+        raise _unserved(text, "norm_topk_prob", f"True in a {model_type}")
+    return normalised
 
 
 def _router_scoring(text: JsonFields) -> RouterScoring:

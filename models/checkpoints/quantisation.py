@@ -39,7 +39,7 @@ def refuse_quantised_config(directory: Path) -> None:
     config = read_json(config_file)
     text = config.get("text_config")
     for fields in (config, text if isinstance(text, dict) else {}):
-        for name in ("quantization_config", "quantization"):
+        for name in ("quantization_config", "quantization", "compression_config"):
             if fields.get(name):
                 raise _refusal(directory, _method(fields[name]), f"{config_file.name}: {name}")
     legacy = directory / "hf_quant_config.json"

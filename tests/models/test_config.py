@@ -84,7 +84,8 @@ def test_routing_weights_are_normalised_where_the_config_is_silent(tmp_path: Pat
 def test_only_qwen3_next_can_switch_normalisation_off(tmp_path: Path) -> None:
     unnormalised = DENSE | EXPERTS | {"norm_topk_prob": False}
     assert not read_config(write(tmp_path, unnormalised | {"model_type": "qwen3_next"})).norm_topk_prob
-    assert read_config(write(tmp_path, unnormalised | {"model_type": "qwen3_5_moe_text"})).norm_topk_prob
+    with pytest.raises(UnsupportedCheckpoint, match="norm_topk_prob = False is not served, only True in a qwen3_5_moe"):
+        read_config(write(tmp_path, unnormalised | {"model_type": "qwen3_5_moe_text"}))
 
 
 def test_sigmoid_routing_needs_an_explicit_scoring_func(tmp_path: Path) -> None:
@@ -138,12 +139,88 @@ def test_an_unknown_model_type_lists_what_is_supported(tmp_path: Path) -> None:
         read_config(write(tmp_path, DENSE | {"model_type": "llama"}))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("attn_output_gate", False), ("hidden_act", "gelu"), ("attention_bias", True)]
-)
-def test_switches_that_are_not_served_are_refused(tmp_path: Path, field: str, value: object) -> None:
-    with pytest.raises(UnsupportedCheckpoint, match=f"{field} = {value!r}"):
-        read_config(write(tmp_path, DENSE | {field: value}))
+SWITCHES: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
+    # Served values, refused values; whatever is null or absent is served.
+    "hidden_act": (("silu",), ("gelu", "relu2")),
+    "attn_output_gate": ((True,), (False,)),
+    "output_gate_type": (("swish", "silu"), ("sigmoid",)),
+    "attention_bias": ((False,), (True,)),
+    "mlp_bias": ((False,), (True,)),
+    "use_sliding_window": ((False,), (True,)),
+    "sliding_window": ((), (4096,)),
+    "n_group": ((0, 1), (8,)),
+    "topk_group": ((0, 1), (4,)),
+    "routed_scaling_factor": ((1, 1.0), (2.5,)),
+    "embedding_multiplier": ((1.0,), (12.0,)),
+    "residual_multiplier": ((1.0,), (0.22,)),
+    "logits_scaling": ((1.0,), (8.0,)),
+    "attn_logit_softcapping": ((), (50.0,)),
+    "final_logit_softcapping": ((), (30.0,)),
+    "norm_topk_prob": ((True,), (False,)),
+    "scoring_func": (("softmax", "sigmoid"), ("noaux_tc",)),
+}
+
+
+@pytest.mark.parametrize("field", SWITCHES)
+def test_a_switch_that_changes_the_result_is_served_or_refused(tmp_path: Path, field: str) -> None:
+    served, refused = SWITCHES[field]
+    text = DENSE | EXPERTS | {"model_type": "qwen3_5_moe_text"}
+    for value in (None, *served):
+        read_config(write(tmp_path, text | {field: value}))
+    for value in refused:
+        with pytest.raises(UnsupportedCheckpoint, match=rf"config\.json: {field} = {value!r} is not served"):
+            read_config(write(tmp_path, text | {field: value}))
+        nested = {"model_type": "qwen3_5_moe", "text_config": text | {field: value}}
+        with pytest.raises(UnsupportedCheckpoint, match=rf"config\.json: text_config\.{field} = {value!r} is not"):
+            read_config(write(tmp_path, nested))
+
+
+@pytest.mark.parametrize("field", SWITCHES.keys() - {"norm_topk_prob", "scoring_func"})
+def test_a_refused_switch_at_the_top_level_of_a_nested_config_is_refused(tmp_path: Path, field: str) -> None:
+    for value in SWITCHES[field][1]:
+        with pytest.raises(UnsupportedCheckpoint, match=rf"config\.json: {field} = {value!r} is not served"):
+            read_config(write(tmp_path, {"model_type": "qwen3_5", "text_config": DENSE, field: value}))
+
+
+def test_a_window_that_is_switched_off_does_no_harm(tmp_path: Path) -> None:
+    read_config(write(tmp_path, DENSE | {"sliding_window": 4096, "use_sliding_window": False}))
+
+
+def test_settings_of_training_and_of_generation_do_not_matter(tmp_path: Path) -> None:
+    idle = {
+        "use_cache": False,
+        "attention_dropout": 0.1,
+        "initializer_range": 0.5,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.1,
+        "mtp_num_hidden_layers": 1,
+        "mamba_ssm_dtype": "float32",
+        "pad_token_id": 3,
+    }
+    plain = read_config(write(tmp_path, DENSE))
+    assert read_config(write(tmp_path, DENSE | idle)) == plain
+
+
+def test_the_rms_norm_eps_is_that_of_the_text_model(tmp_path: Path) -> None:
+    nested = {"model_type": "qwen3_5", "rms_norm_eps": 0.5, "text_config": DENSE | {"rms_norm_eps": 1e-5}}
+    assert read_config(write(tmp_path, nested)).rms_norm_eps == 1e-5
+    assert read_config(write(tmp_path, DENSE)).rms_norm_eps == 1e-6
+
+
+@pytest.mark.parametrize("inner", ["qwen3_next", "qwen3_5_moe_text", "llama"])
+def test_a_text_model_of_another_type_is_refused(tmp_path: Path, inner: str) -> None:
+    nested = {"model_type": "qwen3_5", "text_config": DENSE | {"model_type": inner}}
+    with pytest.raises(UnsupportedCheckpoint, match=rf"text_config\.model_type '{inner}' is not served in a qwen3_5, "):
+        read_config(write(tmp_path, nested))
+
+
+LINEAR = ("key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
+
+
+@pytest.mark.parametrize("field", ["head_dim", *(f"linear_{name}" for name in LINEAR)])
+def test_a_size_that_transformers_would_guess_is_asked_for(tmp_path: Path, field: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"config\.json: {field} is missing"):
+        read_config(write(tmp_path, {name: value for name, value in DENSE.items() if name != field}))
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,19 @@ def test_a_quantised_config_is_refused_before_any_weight_file(
         preflight(path)
 
 
+@pytest.mark.parametrize("field", ["quantization_config", "quantization", "compression_config"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_quantisation_is_found_under_each_name_and_at_each_level(
+    demo_checkpoint: Any, field: str, nested: bool
+) -> None:
+    path = demo_checkpoint("qwen3_5")
+    text = json.loads((path / "config.json").read_text())["text_config"]
+    quantised = {field: {"quant_method": "fp8"}}
+    edit_config(path, **({"text_config": text | quantised} if nested else quantised))
+    with pytest.raises(UnsupportedCheckpoint, match=rf"quantisation fp8 \(found config\.json: {field}\)"):
+        preflight(path)
+
+
 def test_a_legacy_quantisation_file_is_refused(demo_checkpoint: Any) -> None:
     path = demo_checkpoint()
     (path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
