@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers.models import qwen3_5, qwen3_5_moe, qwen3_next
 
+from warmstate.models.checkpoints.checkpoint import INDEX_NAME
 from warmstate.models.checkpoints.expected_tensors import expected_tensors
 from warmstate.models.config import read_config
 from warmstate.models.demo.demo_checkpoint import FAMILIES, demo_config, demo_dialect, write_demo_checkpoint
@@ -139,27 +140,39 @@ def edit_tensors() -> EditTensors:
 
 @pytest.fixture
 def hollow_checkpoint(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a bfloat16 checkpoint of demo size "1.2b" whose weights are a hole in one file: large, and written at once.
+    """Makes a bfloat16 checkpoint of demo size "1.2b" whose weights are holes in files: large, and written at once.
 
-    `hollow_checkpoint(family, **config overrides)`; every weight is zero.
+    `hollow_checkpoint(family, num_files=1, **config overrides)`; every weight is zero. More than one file have an
+    index, and the tensors of each layer are spread over all of them.
     """
 
-    def make(family: str, **overrides: Any) -> Path:
+    def make(family: str, num_files: int = 1, **overrides: Any) -> Path:
         path = tmp_path / f"hollow-{family}"
         path.mkdir()
         (path / "config.json").write_text(json.dumps(demo_config(family, "1.2b", **overrides)))
         config = read_config(path)
-        header: dict[str, Any] = {}
-        start = 0
-        for name, shape in expected_tensors(config, demo_dialect(config, FAMILIES[family])):
-            stop = start + 2 * math.prod(shape)
-            disk_name = name if name == "lm_head.weight" else f"model.{name}"
-            header[disk_name] = {"dtype": "BF16", "shape": shape, "data_offsets": (start, stop)}
-            start = stop
-        encoded = json.dumps(header).encode()
-        with (path / "model.safetensors").open("wb") as file:
-            file.write(struct.pack("<Q", len(encoded)) + encoded)
-            file.truncate(8 + len(encoded) + start)
+        expected = expected_tensors(config, demo_dialect(config, FAMILIES[family]))
+        shapes = {name if name == "lm_head.weight" else f"model.{name}": shape for name, shape in expected}
+        if num_files == 1:
+            _write_hole(path / "model.safetensors", shapes)
+            return path
+        files = {name: f"shard-{i % num_files}.safetensors" for i, name in enumerate(shapes)}
+        for file in set(files.values()):
+            _write_hole(path / file, {name: shape for name, shape in shapes.items() if files[name] == file})
+        (path / INDEX_NAME).write_text(json.dumps({"weight_map": files}))
         return path
 
     return make
+
+
+def _write_hole(file: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    header: dict[str, Any] = {}
+    start = 0
+    for name, shape in shapes.items():
+        stop = start + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (start, stop)}
+        start = stop
+    encoded = json.dumps(header).encode()
+    with file.open("wb") as weights:
+        weights.write(struct.pack("<Q", len(encoded)) + encoded)
+        weights.truncate(8 + len(encoded) + start)

@@ -218,18 +218,21 @@ print(sum(sizes), max(sizes), 1024 * int(status.split("VmHWM:")[1].split()[0]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+@pytest.mark.parametrize("num_files", [1, 3])
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [
+        # One tensor per expert, all experts in one, and no experts.
         ("qwen3_next", {"num_experts": 16}),
+        ("qwen3_5_moe_text", {"num_experts": 16}),
         ("qwen3_5_text", {"intermediate_size": 12288}),
     ],
 )
 def test_memory_peaks_at_the_weights_plus_one_layer(
-    hollow_checkpoint: Any, family: str, overrides: dict[str, int]
+    hollow_checkpoint: Any, family: str, overrides: dict[str, int], num_files: int
 ) -> None:
     """Weights enough that loading them all first, or keeping the mapped pages, would go over."""
-    path = hollow_checkpoint(family, vocab_size=32768, **overrides)
+    path = hollow_checkpoint(family, num_files, vocab_size=32768, **overrides)
     command = [sys.executable, "-c", MEASURE, str(path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     total, largest, peak = map(int, result.stdout.split())
