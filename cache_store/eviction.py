@@ -25,6 +25,9 @@ HALF_LIFE_S = 600.0
 WholeListener = Callable[[bytes, int, bool], None]
 """Told (key, position, whether it is whole now) when a checkpoint and all its KV come to be here, or no longer are."""
 
+_MAX_REVALUED = 64
+"""Checkpoints that one call values anew: a prefix with ten thousand continuations must not hold up an engine's step."""
+
 _HeapEntry = tuple[bool, float, float, bytes, int]
 
 
@@ -37,17 +40,16 @@ class EvictionPolicy:
 
     def __init__(
         self,
-        ms_per_token: float = 1.0,
         half_life_s: float = HALF_LIFE_S,
         listener: WholeListener = lambda key, position, whole: None,
     ) -> None:
-        self.ms_per_token = ms_per_token
         self._half_life_s = half_life_s
         self._listener = listener
         self._tree = PathTree()
         self._checkpoints: dict[bytes, PathCheckpoint] = {}
         self._loose_kv: dict[bytes, int] = {}
         self._heap: list[_HeapEntry] = []
+        self._to_revalue: dict[PathNode, None] = {}
         self._versions = itertools.count()
         self._clock = 0.0
         self.num_bytes = 0
@@ -100,8 +102,7 @@ class EvictionPolicy:
         checkpoint.is_here = True
         self._check_whole(checkpoint)
         self._push(checkpoint)
-        for child in checkpoint.find_children():
-            self._push(child)
+        self._revalue_below(checkpoint.node)
 
     def put_checkpoint(self, row: CheckpointRow) -> None:
         """A checkpoint that is here."""
@@ -119,12 +120,10 @@ class EvictionPolicy:
     def drop(self, key: bytes, reason: EvictionReason) -> list[Evicted]:
         """Gives up a checkpoint, here or reserved, and the KV that nothing else needs."""
         checkpoint = self._checkpoints.pop(key)
-        children = checkpoint.find_children()
         self._set_whole(checkpoint, whole=False)
         checkpoint.is_here, checkpoint.node.checkpoint = False, None
         self.num_bytes -= checkpoint.num_bytes
-        for child in children:
-            self._push(child)
+        self._revalue_below(checkpoint.node)
         return [Evicted("ck", key, checkpoint.position, reason), *self._drop_unneeded(checkpoint.node)]
 
     def lose_segment(self, key: bytes) -> None:
@@ -166,13 +165,14 @@ class EvictionPolicy:
                 parent_position = above.position
                 break
             num_bytes += node.kv_bytes or 0
-        saved_ms = (checkpoint.position - parent_position) * self.ms_per_token
+        saved_ms = (checkpoint.position - parent_position) * checkpoint.ms_per_token
         return checkpoint.base + checkpoint.hits * saved_ms / max(num_bytes, 1)
 
     def _add(self, row: CheckpointRow) -> None:
         node = self._tree.grow(row.path, row.segments)
         checkpoint = PathCheckpoint(row.key, row.position, row.num_bytes, row.kind, node)
         checkpoint.hits, checkpoint.last_use_s, checkpoint.base = row.hits, row.last_use_s, self._clock
+        checkpoint.ms_per_token = row.ms_per_token
         node.checkpoint = self._checkpoints[row.key] = checkpoint
         self.num_bytes += row.num_bytes
         for key in row.segments:
@@ -205,6 +205,19 @@ class EvictionPolicy:
         self.num_bytes -= sum(self._loose_kv.values())
         self._loose_kv.clear()
         return gone
+
+    def _revalue_below(self, node: PathNode) -> None:
+        """The checkpoint at `node` came or went, and with it the tokens that the next deeper ones save. Some of these
+        are valued now, the others in later calls; until then they stand where they stood."""
+        self._to_revalue.update(dict.fromkeys(node.children))
+        for _ in range(_MAX_REVALUED):
+            if not self._to_revalue:
+                return
+            below, _ = self._to_revalue.popitem()
+            if below.checkpoint is not None and below.checkpoint.is_here:
+                self._push(below.checkpoint)
+            else:
+                self._to_revalue.update(dict.fromkeys(below.children))
 
     def _push(self, checkpoint: PathCheckpoint) -> None:
         """Puts a checkpoint where it now belongs; entries of older versions are skipped when they surface."""

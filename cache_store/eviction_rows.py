@@ -31,7 +31,8 @@ class CheckpointRow:
 
     `segments` are the keys of the KV segments it needs, `boundaries` those of every boundary known on its path, the
     segments' included, both shallowest first; without `boundaries` the path is the segments. A shallower checkpoint is
-    known to lie on the path when its key is among them. `hits` are as of `last_use_s`.
+    known to lie on the path when its key is among them. `hits` are as of `last_use_s`; `ms_per_token` is what it takes
+    to compute what the checkpoint saves.
     """
 
     key: bytes
@@ -42,6 +43,7 @@ class CheckpointRow:
     hits: float = 1.0
     last_use_s: float = 0.0
     kind: str = ""
+    ms_per_token: float = 1.0
 
     @property
     def path(self) -> tuple[bytes, ...]:

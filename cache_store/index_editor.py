@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,12 @@ class RowsOf:
         """Of the objects that they describe."""
         checkpoint_bytes = sum(row.num_bytes for row in self.checkpoints.values())
         return checkpoint_bytes + sum(row.num_bytes for row in self.segments.values())
+
+    def batches(self, size: int) -> "Iterator[RowsOf]":
+        """The same rows, at most so many of each kind at once."""
+        checkpoints, segments = list(self.checkpoints.items()), list(self.segments.items())
+        for start in range(0, max(len(checkpoints), len(segments)), size):
+            yield RowsOf(dict(checkpoints[start : start + size]), dict(segments[start : start + size]))
 
     def __len__(self) -> int:
         return len(self.checkpoints) + len(self.segments)

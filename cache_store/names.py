@@ -154,8 +154,14 @@ class IndexNames:
         """The highest lease token that has worked on this namespace."""
         return f"ws:fence:{{{self.short}}}"
 
+    @property
+    def cost(self) -> str:
+        """Milliseconds that a token takes to compute; see `compute_costs.py`."""
+        return f"ws:cost:{{{self.short}}}"
+
     def all(self) -> tuple[str, ...]:
-        return (self.checkpoints, self.segments, self.hits, self.uses, self.events, self.replicas, self.fence)
+        rows = (self.checkpoints, self.segments, self.hits, self.uses)
+        return (*rows, self.events, self.replicas, self.fence, self.cost)
 
 
 def index_names(namespace: bytes) -> IndexNames:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import redis
@@ -13,6 +14,12 @@ GRACE_S = 60.0
 
 _SCAN_COUNT = 200
 _MAX_SUSPECTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    since_s: float
+    num_bytes: int
 
 
 class OrphanSearch:
@@ -30,19 +37,31 @@ class OrphanSearch:
         self._grace_s = grace_s
         self._clock = clock
         self._cursor = 0
-        self._suspects: dict[ObjectName, float] = {}
+        self._suspects: dict[ObjectName, _Suspect] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the objects seen that had no row: in no count of rows, and on the server all the same."""
+        return sum(suspect.num_bytes for suspect in self._suspects.values())
 
     def find(self) -> list[ObjectName]:
         """The objects that had no row a while ago and have none now."""
         now = self._clock()
-        due = [name for name, since in self._suspects.items() if now - since >= self._grace_s]
+        due = [name for name, suspect in self._suspects.items() if now - suspect.since_s >= self._grace_s]
         for name in due:
             del self._suspects[name]
         orphans = self._without_row(due)
-        for name in self._without_row(self._next_names()):
-            if len(self._suspects) < _MAX_SUSPECTS:
-                self._suspects.setdefault(name, now)
+        new = [name for name in self._without_row(self._next_names()) if name not in self._suspects]
+        new = new[: _MAX_SUSPECTS - len(self._suspects)]
+        for name, num_bytes in zip(new, self._sizes(new), strict=True):
+            self._suspects[name] = _Suspect(now, num_bytes)
         return orphans
+
+    def _sizes(self, names: list[ObjectName]) -> list[int]:
+        pipeline = self._payload.pipeline(transaction=False)
+        for name in names:
+            pipeline.memory_usage(str(name))
+        return [size or 0 for size in pipeline.execute()]
 
     def _next_names(self) -> list[ObjectName]:
         reply = self._payload.scan(self._cursor, match=ALL_OBJECTS, count=_SCAN_COUNT)

@@ -32,7 +32,8 @@ class PathCheckpoint:
     """A checkpoint as the eviction policy sees it; `is_here` is false while its room is only reserved."""
 
     __slots__ = (
-        "base", "hits", "is_here", "is_whole", "key", "kind", "last_use_s", "node", "num_bytes", "position", "version"
+        "base", "hits", "is_here", "is_whole", "key", "kind", "last_use_s", "ms_per_token", "node", "num_bytes",
+        "position", "version",
     )  # fmt: skip
 
     def __init__(self, key: bytes, position: int, num_bytes: int, kind: str, node: PathNode) -> None:
@@ -44,6 +45,7 @@ class PathCheckpoint:
         self.hits = 1.0
         self.last_use_s = 0.0
         self.base = 0.0
+        self.ms_per_token = 1.0
         self.version = 0
         self.is_here = False
         self.is_whole = False

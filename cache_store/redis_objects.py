@@ -25,9 +25,10 @@ from warmstate.cache_store.codec import (
 from warmstate.cache_store.errors import LoanEnded
 from warmstate.cache_store.keys import ObjectKey
 from warmstate.cache_store.loan import Loan
-from warmstate.cache_store.names import object_name, temporary_name
+from warmstate.cache_store.names import ROOM, object_name, temporary_name
 from warmstate.cache_store.payload_stream import Argument, PayloadStream, open_stream
-from warmstate.cache_store.store import Dropped, DropReason, Exists, Miss, MissReason, Part, Stored
+from warmstate.cache_store.room import give_room, take_room
+from warmstate.cache_store.store import Dropped, DropReason, Exists, Miss, MissReason, Part, Ready, Stored
 
 WINDOW_CHUNKS = 2
 """Chunks on their way at once: the next one is ready when one has been read, and the server holds few of them."""
@@ -127,16 +128,20 @@ class ObjectReader:
         return manifest.digests
 
 
-def renew_objects(
-    client: redis.Redis, keys: Sequence[ObjectKey], loan: Loan, deadline: float, ttl_ms: int
-) -> list[ObjectKey]:
-    """Gives objects this time to live, unless theirs is longer, in one round trip; returns those that are not there."""
+def prepare_objects(
+    client: redis.Redis, keys: Sequence[ObjectKey], loan: Loan, deadline: float, ttl_ms: int, least_room: int | None
+) -> Ready | Dropped:
+    """Gives objects this time to live, unless theirs is longer, and asks for `least_room` bytes, in one round trip."""
     with open_stream(client, loan, deadline) as stream:
+        stream.send("GET", ROOM)
         for key in keys:
             stream.send("PEXPIRE", object_name(key), ttl_ms, "GT")
             stream.send("PTTL", object_name(key))
+        room = stream.read_value()
         left_ms = [(stream.read_number(), stream.read_number())[1] for _ in keys]
-        return [key for key, left in zip(keys, left_ms, strict=True) if left == _ABSENT]
+    if least_room is not None and room is not None and int(room) < least_room:
+        return Dropped(DropReason.NO_ROOM, f"{least_room} bytes, and the budget has room for {int(room)}")
+    return Ready(tuple(key for key, left in zip(keys, left_ms, strict=True) if left == _ABSENT))
 
 
 class ObjectWriter:
@@ -151,6 +156,7 @@ class ObjectWriter:
         deadline: float,
         epoch: int,
         ttl_ms: int,
+        budget_bytes: int | None = None,
     ) -> None:
         self._client = client
         self._key = key
@@ -160,6 +166,7 @@ class ObjectWriter:
         self._deadline = deadline
         self._epoch = epoch
         self._ttl_ms = ttl_ms
+        self._budget_bytes = budget_bytes
 
     def publish(self) -> Stored | Exists | Dropped:
         """Writes the object unless it exists; an existing one gets the time to live again, and keeps a longer one."""
@@ -167,11 +174,22 @@ class ObjectWriter:
             with open_stream(self._client, self._loan, self._deadline) as stream:
                 if self._renew(stream):
                     return Exists()
-                manifest = describe(self._key, self._parts, self._epoch)
-                publish = self._publish_hash if self._key.kind == "ck" else self._publish_string
-                return publish(stream, manifest)
+                return self._publish_within_budget(stream)
         except LoanEnded as error:
             return Dropped(DropReason.TIMEOUT, str(error))
+
+    def _publish_within_budget(self, stream: PayloadStream) -> Stored | Exists | Dropped:
+        manifest = describe(self._key, self._parts, self._epoch)
+        publish = self._publish_hash if self._key.kind == "ck" else self._publish_string
+        if self._budget_bytes is None:
+            return publish(stream, manifest)
+        num_bytes = sum(part.spec.num_bytes for part in self._parts.values())
+        if not take_room(stream, num_bytes, self._budget_bytes):
+            return Dropped(DropReason.NO_ROOM, f"{num_bytes} bytes would pass the budget of {self._budget_bytes}")
+        outcome = publish(stream, manifest)
+        if not isinstance(outcome, Stored):
+            give_room(stream, num_bytes)
+        return outcome
 
     def _renew(self, stream: PayloadStream) -> bool:
         """Whether the object is there, with our time to live or a longer one."""

@@ -21,7 +21,7 @@ from warmstate.cache_store.keys import ObjectKey
 from warmstate.cache_store.loan import Loan
 from warmstate.cache_store.names import object_name
 from warmstate.cache_store.redis_client import Failure, StoreAddress, failure_of, open_client
-from warmstate.cache_store.redis_objects import ObjectReader, ObjectWriter, renew_objects
+from warmstate.cache_store.redis_objects import ObjectReader, ObjectWriter, prepare_objects
 from warmstate.cache_store.store import Dropped, DropReason, Exists, Hit, Miss, MissReason, Part, Ready, Stored
 
 _NUM_READERS = 2
@@ -46,7 +46,8 @@ class RedisStore:
     """Objects on a Redis-protocol server (>= 7.0), shared by all replicas.
 
     `epoch` tells one life of a writer from the next and is written into every manifest. `max_in_flight_bytes` bounds
-    what puts may wait for or send at once; a put beyond it is dropped, not queued.
+    what puts may wait for or send at once; a put beyond it is dropped, not queued. So is one that would pass
+    `budget_bytes`, of which all writers share the count (`room.py`); None: the server alone says when it is full.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class RedisStore:
         max_object_bytes: int = 256 << 20,
         max_in_flight_bytes: int = 512 << 20,
         epoch: int = 0,
+        budget_bytes: int | None = None,
         breaker: Breaker | None = None,
     ) -> None:
         self._address = address
@@ -64,6 +66,7 @@ class RedisStore:
         self._max_object_bytes = max_object_bytes
         self._max_in_flight_bytes = max_in_flight_bytes
         self._epoch = epoch
+        self._budget_bytes = budget_bytes
         self._client = open_client(address, _NUM_READERS + _NUM_WRITERS)
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="warmstate-store-read")
         self._writers = ThreadPoolExecutor(_NUM_WRITERS, thread_name_prefix="warmstate-store-write")
@@ -90,7 +93,7 @@ class RedisStore:
     async def prepare(self, needed: Sequence[ObjectKey], num_bytes: int, ttl_s: int | None = None) -> Ready | Dropped:
         if self._closed:
             return Dropped(DropReason.UNAVAILABLE, "the store is closed")
-        if not needed:
+        if not needed and self._budget_bytes is None:
             return Ready()
         if not self._breaker.allows():
             return Dropped(DropReason.BREAKER_OPEN)
@@ -99,11 +102,12 @@ class RedisStore:
         timeout_s = self._address.timeout_s(self._in_flight_bytes)
         deadline = time.monotonic() + timeout_s
         try:
-            work = self._on(self._writers, renew_objects, self._client, needed, loan, deadline, ttl_ms)
-            lost = await self._within(timeout_s, work)
+            least_room = num_bytes if self._budget_bytes is not None else None
+            work = self._on(self._writers, prepare_objects, self._client, needed, loan, deadline, ttl_ms, least_room)
+            outcome = await self._within(timeout_s, work)
         finally:
             loan.close()
-        return Dropped(lost.drop_reason, lost.detail) if isinstance(lost, Failure) else Ready(tuple(lost))
+        return Dropped(outcome.drop_reason, outcome.detail) if isinstance(outcome, Failure) else outcome
 
     async def put(
         self, key: ObjectKey, parts: Mapping[str, Part], ttl_s: int | None = None
@@ -184,7 +188,7 @@ class RedisStore:
             # What waits for the one writing thread is time that the server did not waste.
             timeout_s = self._address.timeout_s(self._in_flight_bytes)
             deadline = time.monotonic() + timeout_s
-            writer = ObjectWriter(self._client, key, parts, loan, deadline, self._epoch, ttl_ms)
+            writer = ObjectWriter(self._client, key, parts, loan, deadline, self._epoch, ttl_ms, self._budget_bytes)
             outcome = await self._within(timeout_s, self._on(self._writers, writer.publish))
         finally:
             self._in_flight_bytes -= num_bytes

@@ -13,6 +13,9 @@ from warmstate.cache_store.redis_client import StoreAddress, open_client, transl
 ROW_TTL_MS = 5000
 """A replica that has not renewed its row for so long counts as dead."""
 
+PREFILL_RATE = "prefill_tokens_per_s"
+"""The figure in a row's `stats` that says what a prefix is worth; see `compute_costs.py`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRow:
@@ -48,32 +51,38 @@ class ReplicaRows:
     def read(self) -> dict[str, ReplicaRow]:
         """Rows of all replicas alive, by replica id. A row that cannot be read is left out: it is another version's."""
         with translated_errors(self._address):
-            members = cast(set[bytes], self._client.smembers(REPLICA_IDS))
-            ids = sorted(replica_id for member in members if (replica_id := _text(member)) is not None)
-            # Not MGET: on a cluster the rows lie in different slots.
-            pipeline = self._client.pipeline(transaction=False)
-            for replica_id in ids:
-                pipeline.get(replica_row_name(replica_id))
-            values = dict(zip(ids, pipeline.execute(), strict=True))
-            strangers = [member for member in members if _text(member) is None]
-            self._forget([*strangers, *(replica_id for replica_id, value in values.items() if value is None)])
-        rows = {replica_id: _decode(value) for replica_id, value in values.items() if value is not None}
-        return {replica_id: row for replica_id, row in rows.items() if row is not None}
+            return read_rows(self._client)
 
     def delete(self, replica_id: str) -> None:
         """Takes the replica off the list at once, on its shutdown."""
         with translated_errors(self._address):
             self._client.unlink(replica_row_name(replica_id))
             self._client.unlink(snapshot_name(replica_id))
-            self._forget([replica_id])
+            _forget(self._client, [replica_id])
 
     def close(self) -> None:
         self._client.close()
 
-    def _forget(self, replica_ids: Sequence[str | bytes]) -> None:
-        """A replica that is forgotten by mistake is back with its next write."""
-        if replica_ids:
-            self._client.srem(REPLICA_IDS, *replica_ids)
+
+def read_rows(client: redis.Redis) -> dict[str, ReplicaRow]:
+    """As `ReplicaRows.read`; raises the client's errors."""
+    members = cast(set[bytes], client.smembers(REPLICA_IDS))
+    ids = sorted(replica_id for member in members if (replica_id := _text(member)) is not None)
+    # Not MGET: on a cluster the rows lie in different slots.
+    pipeline = client.pipeline(transaction=False)
+    for replica_id in ids:
+        pipeline.get(replica_row_name(replica_id))
+    values = dict(zip(ids, pipeline.execute(), strict=True))
+    strangers = [member for member in members if _text(member) is None]
+    _forget(client, [*strangers, *(replica_id for replica_id, value in values.items() if value is None)])
+    rows = {replica_id: _decode(value) for replica_id, value in values.items() if value is not None}
+    return {replica_id: row for replica_id, row in rows.items() if row is not None}
+
+
+def _forget(client: redis.Redis, replica_ids: Sequence[str | bytes]) -> None:
+    """A replica that is forgotten by mistake is back with its next write."""
+    if replica_ids:
+        client.srem(REPLICA_IDS, *replica_ids)
 
 
 def _decode(value: bytes) -> ReplicaRow | None:

@@ -4,6 +4,7 @@ A thread of its own, which stands by while another replica holds the lease. It s
 the objects they describe, in a transaction that a later holder of the lease makes fail.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -14,23 +15,28 @@ from typing import Any
 
 import redis
 
+from warmstate.cache_store.compute_costs import update_costs
 from warmstate.cache_store.errors import LeaseLost
 from warmstate.cache_store.eviction_rows import EvictionReason
 from warmstate.cache_store.index_editor import IndexEditor, RowsOf
 from warmstate.cache_store.index_loader import read_namespaces, read_snapshots, sample_checkpoints, sample_segments
 from warmstate.cache_store.lease import LEASE_TTL_MS, EvictionLease
-from warmstate.cache_store.names import IndexNames, checkpoint_names, replica_row_name, segment_name
+from warmstate.cache_store.lost_rows import find_lost, objects_of
+from warmstate.cache_store.names import ROOM, IndexNames, replica_row_name
 from warmstate.cache_store.orphans import GRACE_S, OrphanSearch
 from warmstate.cache_store.redis_client import StoreAddress, open_client
 from warmstate.cache_store.renewal import Renewal
-from warmstate.cache_store.store_ledger import load_ledger, plan
+from warmstate.cache_store.room import read_room, settle_room
+from warmstate.cache_store.store_census import StoreCensus, find_broken
+from warmstate.cache_store.store_ledger import NamespaceLedger, load_ledger, plan
 
 logger = logging.getLogger(__name__)
 
 KEEPER_PERIOD_S = 5.0
 
+_MIN_PERIOD_S = 0.5
 _BATCH = 64
-_SAMPLE = 32
+_SAMPLE = 128
 _MAX_SAMPLES = 8
 _COUNTERS = (
     "rounds",
@@ -38,19 +44,21 @@ _COUNTERS = (
     *(f"evictions_{reason}" for reason in EvictionReason),
     "evicted_bytes",
     "checkpoints_renewed",
-    "rows_reconciled",
+    *(f"rows_reconciled_{reason}" for reason in ("lost_object", "lost_kv", "unneeded_kv")),
     "rows_unreadable",
     "orphans_removed",
     "namespaces_forgotten",
 )
+_GAUGES = ("used_bytes", "budget_bytes", "server_bytes", "server_max_bytes", "rows", "index_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class KeeperLimits:
-    """How full the payload server may become: eviction begins at `high_water` of the budget and ends at `low_water`.
+    """How full the store may become: eviction begins at `high_water` of a limit and ends at `low_water`.
 
-    `budget_bytes` None means the server's own maxmemory; a server without any evicts nothing. A namespace that no
-    replica has spoken for in `dead_after_s` is cleared away.
+    `budget_bytes` limits what is ours: the payload that rows describe, objects seen without a row, and the index. The
+    payload server's maxmemory limits all that the server holds, others' data included; without either limit nothing is
+    evicted. A namespace that no replica has spoken for in `dead_after_s` is cleared away.
     """
 
     budget_bytes: int | None = None
@@ -81,7 +89,9 @@ class StoreKeeper:
         self._orphans = OrphanSearch(self._index, self._payload, orphan_grace_s)
         self._renewal = Renewal(self._index, self._payload)
         self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
-        self._gauges: dict[str, float] = dict.fromkeys(("used_bytes", "budget_bytes", "rows", "index_bytes"), 0.0)
+        self._grace_ms = int(1000 * orphan_grace_s)
+        self._census = StoreCensus(self._index)
+        self._gauges: dict[str, float] = dict.fromkeys(_GAUGES, 0.0)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="warmstate-keeper", daemon=True)
         self._thread.start()
@@ -110,14 +120,35 @@ class StoreKeeper:
         self._payload.close()
 
     def _keep(self) -> None:
-        while not self._closing.wait(self._period_s):
+        self._connect()
+        due = time.monotonic() + self._period_s
+        while not self._closing.is_set():
+            now = time.monotonic()
             try:
-                if self._lease.hold():
-                    self._round()
+                if now >= due or (now >= due - self._period_s + _MIN_PERIOD_S and self._is_short()):
+                    due = now + self._period_s
+                    if self._lease.hold():
+                        self._round()
             except (redis.RedisError, OSError):
                 self._counts["failures"] += 1
             except LeaseLost:
-                continue
+                pass
+            self._closing.wait(min(self._period_s, _MIN_PERIOD_S))
+
+    def _connect(self) -> None:
+        """Opens the connections that are kept from now on."""
+        try:
+            self._index.ping()
+            self._payload.ping()
+        except (redis.RedisError, OSError):
+            self._counts["failures"] += 1
+
+    def _is_short(self) -> bool:
+        """Whether writers have taken so much of the room that they might soon be refused."""
+        if not self._limits.budget_bytes or not self._lease.is_held:
+            return False
+        room_bytes = read_room(self._payload)
+        return room_bytes is not None and room_bytes < (1 - self._limits.high_water) * self._limits.budget_bytes
 
     def _round(self) -> None:
         """One look at everything, in bounded steps."""
@@ -125,10 +156,14 @@ class StoreKeeper:
         names = {short: IndexNames(short) for short in namespaces}
         for each in names.values():
             self._lease.claim(each)
-        is_freeing = self._measure(names.values())
-        is_full = self._gauges["used_bytes"] > self._limits.high_water * self._gauges["budget_bytes"] > 0
-        if is_full and not is_freeing:
-            self._evict(names.values())
+        costs = update_costs(self._index, names.values())
+        room_bytes = read_room(self._payload)
+        for ledger in self._census.look(names.values()):
+            self._remove_broken(ledger)
+        surplus_bytes = self._measure(names.values())
+        self._settle(room_bytes)
+        if surplus_bytes > 0:
+            self._evict(names.values(), surplus_bytes, costs)
         for each in names.values():
             self._counts["checkpoints_renewed"] += self._renewal.renew(each)
             self._reconcile(each)
@@ -140,30 +175,55 @@ class StoreKeeper:
                 self._counts["namespaces_forgotten"] += 1
         self._counts["rounds"] += 1
 
-    def _measure(self, namespaces: Iterable[IndexNames]) -> bool:
-        """Whether the server is still freeing what was unlinked: what it says of its memory is not the last word then.
+    def _remove_broken(self, ledger: NamespaceLedger) -> None:
+        """Removes rows, with their objects, that no reader can use."""
+        broken = find_broken(ledger, _now_ms() - self._grace_ms)
+        for reason, rows in (("lost_kv", broken.lost_kv), ("unneeded_kv", broken.unneeded_kv)):
+            for batch in rows.batches(_BATCH):
+                self._give_up(ledger.names, batch)
+                self._counts[f"rows_reconciled_{reason}"] += len(batch)
 
-        How full the store is goes into the gauges.
-        """
+    def _measure(self, namespaces: Iterable[IndexNames]) -> int:
+        """How many bytes must go. How full the store is goes into the gauges."""
         info: Mapping[str, Any] = self._payload.info("memory")
-        budget_bytes = self._limits.budget_bytes or int(info.get("maxmemory", 0))
         rows = index_bytes = 0
         for names in namespaces:
             rows += self._index.hlen(names.checkpoints) + self._index.hlen(names.segments)
             index_bytes += sum(self._index.memory_usage(name) or 0 for name in names.all())
+        used_bytes = self._census.num_bytes + self._orphans.num_bytes + index_bytes
+        server_bytes, server_max_bytes = int(info["used_memory"]), int(info.get("maxmemory", 0))
+        budget_bytes = self._limits.budget_bytes or server_max_bytes
         self._gauges.update(
-            used_bytes=float(info["used_memory"]),
+            used_bytes=float(used_bytes),
             budget_bytes=float(budget_bytes),
+            server_bytes=float(server_bytes),
+            server_max_bytes=float(server_max_bytes),
             rows=float(rows),
             index_bytes=float(index_bytes),
         )
-        return int(info.get("lazyfree_pending_objects", 0)) > 0
+        surplus = self._surplus(used_bytes, budget_bytes)
+        # While the server frees what was unlinked, what it says of its memory is not the last word.
+        if int(info.get("lazyfree_pending_objects", 0)) == 0:
+            surplus = max(surplus, self._surplus(server_bytes, server_max_bytes))
+        return surplus
 
-    def _evict(self, namespaces: Iterable[IndexNames]) -> None:
-        """Gives up what is worth least until the low water; the server frees what is unlinked in the background."""
+    def _surplus(self, num_bytes: int, max_bytes: int) -> int:
+        """What must go until the low water, once the high water is passed; no limit is never passed."""
+        is_full = num_bytes > self._limits.high_water * max_bytes > 0
+        return int(num_bytes - self._limits.low_water * max_bytes) if is_full else 0
+
+    def _settle(self, before: int | None) -> None:
+        """Tells writers how much they may put, as far as everything that they had told of has been counted."""
+        if self._limits.budget_bytes and self._census.is_current:
+            room_bytes = self._limits.budget_bytes - int(self._gauges["used_bytes"])
+            # A full server refuses this; it refuses what writers put, too.
+            with contextlib.suppress(redis.exceptions.OutOfMemoryError):
+                settle_room(self._payload, before, room_bytes)
+
+    def _evict(self, namespaces: Iterable[IndexNames], surplus_bytes: int, costs: Mapping[str, float]) -> None:
+        """Gives up what is worth least; the server frees what is unlinked in the background."""
         ledgers = [load_ledger(self._index, names) for names in namespaces]
-        surplus_bytes = int(self._gauges["used_bytes"] - self._limits.low_water * self._gauges["budget_bytes"])
-        planned = plan(ledgers, surplus_bytes, _now_ms())
+        planned = plan(ledgers, surplus_bytes, _now_ms(), costs)
         for start in range(0, len(planned), _BATCH):
             if self._closing.is_set() or not self._lease.hold():
                 return
@@ -177,12 +237,15 @@ class StoreKeeper:
                 self._give_up(ledger.names, rows)
                 self._counts.update(f"evictions_{each.reason}" for each in mine)
                 self._counts["evicted_bytes"] += rows.num_bytes
+                if self._limits.budget_bytes and rows.num_bytes:
+                    with contextlib.suppress(redis.exceptions.OutOfMemoryError):
+                        self._payload.incrby(ROOM, rows.num_bytes)
 
     def _give_up(self, names: IndexNames, rows: RowsOf) -> None:
         if rows.is_empty:
             return
         self._editor.remove(names, rows)
-        self._unlink(_objects_of(names, rows))
+        self._unlink(objects_of(names, rows))
 
     def _reconcile(self, names: IndexNames) -> None:
         """Removes rows whose objects the server has lost: by samples, more of them while many rows prove wrong."""
@@ -191,25 +254,12 @@ class StoreKeeper:
             segments = sample_segments(self._index, names, _SAMPLE)
             self._editor.remove_unreadable(names, checkpoints.unreadable, segments.unreadable)
             self._counts["rows_unreadable"] += len(checkpoints.unreadable) + len(segments.unreadable)
-            lost = self._lost(names, RowsOf(checkpoints.rows, segments.rows))
+            lost = find_lost(self._payload, names, RowsOf(checkpoints.rows, segments.rows))
             if not lost.is_empty:
                 self._editor.remove(names, lost)
-            self._counts["rows_reconciled"] += len(lost)
+            self._counts["rows_reconciled_lost_object"] += len(lost)
             if 4 * len(lost) <= len(checkpoints.rows) + len(segments.rows):
                 return
-
-    def _lost(self, names: IndexNames, rows: RowsOf) -> RowsOf:
-        """Those of which the server lacks an object."""
-        objects = _objects_of(names, rows)
-        pipeline = self._payload.pipeline(transaction=False)
-        for name in objects:
-            pipeline.exists(name)
-        missing = {name for name, exists in zip(objects, pipeline.execute(), strict=True) if not exists}
-        checkpoints, segments = rows.checkpoints.items(), rows.segments.items()
-        return RowsOf(
-            {key: row for key, row in checkpoints if missing & {*checkpoint_names(names, key, row.num_groups)}},
-            {key: row for key, row in segments if segment_name(names, key) in missing},
-        )
 
     def _forget_dead_replicas(self, names: IndexNames) -> None:
         """A replica without a row and a snapshot is dead; with its id in the set, every newcomer reads the stream from
@@ -236,13 +286,6 @@ class StoreKeeper:
         for name in objects:
             pipeline.unlink(name)
         pipeline.execute()
-
-
-def _objects_of(names: IndexNames, rows: RowsOf) -> list[str]:
-    objects = [segment_name(names, key) for key in rows.segments]
-    for key, row in rows.checkpoints.items():
-        objects += checkpoint_names(names, key, row.num_groups)
-    return objects
 
 
 def _is_text(member: bytes) -> bool:

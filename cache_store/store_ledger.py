@@ -75,11 +75,17 @@ def load_ledger(client: redis.Redis, names: IndexNames) -> NamespaceLedger:
     )
 
 
-def plan(ledgers: list[NamespaceLedger], surplus_bytes: int, now_ms: int) -> list[tuple[NamespaceLedger, Evicted]]:
+def plan(
+    ledgers: list[NamespaceLedger], surplus_bytes: int, now_ms: int, ms_per_token: Mapping[str, float]
+) -> list[tuple[NamespaceLedger, Evicted]]:
     """What to give up, over all namespaces, until `surplus_bytes` fewer are held; the same prefix in two namespaces is
-    two objects."""
+    two objects. `ms_per_token` says by short namespace what it costs to compute."""
     of = {ledger.names.short.encode(): ledger for ledger in ledgers}
-    rows = [_as_plain(tag, ledger, key) for tag, ledger in of.items() for key in ledger.checkpoints]
+    rows = [
+        _as_plain(tag, ledger, key, ms_per_token[ledger.names.short])
+        for tag, ledger in of.items()
+        for key in ledger.checkpoints
+    ]
     segments = [(tag + key, row.num_bytes) for tag, ledger in of.items() for key, row in ledger.segments.items()]
     target_bytes = max(sum(ledger.num_bytes for ledger in ledgers) - surplus_bytes, 0)
     length = len(next(iter(of), b""))
@@ -89,7 +95,7 @@ def plan(ledgers: list[NamespaceLedger], surplus_bytes: int, now_ms: int) -> lis
     ]
 
 
-def _as_plain(tag: bytes, ledger: NamespaceLedger, key: bytes) -> CheckpointRow:
+def _as_plain(tag: bytes, ledger: NamespaceLedger, key: bytes, ms_per_token: float) -> CheckpointRow:
     """A checkpoint that was never fetched counts as used once, when it was written."""
     row, lineage = ledger.checkpoints[key], ledger.lineage(key)
     return CheckpointRow(
@@ -101,4 +107,5 @@ def _as_plain(tag: bytes, ledger: NamespaceLedger, key: bytes) -> CheckpointRow:
         hits=1.0 + ledger.hits.get(key, 0),
         last_use_s=ledger.uses.get(key, row.created_ms) / 1000,
         kind=row.kind,
+        ms_per_token=ms_per_token,
     )

@@ -78,6 +78,7 @@ class SharedStore:
             max_object_bytes=config.max_object_bytes,
             max_in_flight_bytes=max_in_flight_bytes,
             epoch=epoch,
+            budget_bytes=config.keeper.budget_bytes,
         )
         # An index on a server of its own may be lost while the objects are not.
         self._log = EventLog(index, names.namespace, replica_id, epoch, keeps_store_rows=index.url != payload.url)
