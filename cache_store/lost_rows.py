@@ -1,4 +1,4 @@
-"""Owns the question which rows describe objects that the payload server does not hold. Calls raise the client's errors."""
+"""Owns the question which rows describe objects that the payload server does not hold; raises the client's errors."""
 
 import redis
 
