@@ -1,13 +1,18 @@
-"""The `warmstate` command. Each subcommand is a module with `add_parser`, and imports heavy things when it runs."""
+"""The `warmstate` command. Each subcommand is a module with `add_parser`, and imports heavy things when it runs.
 
-import argparse
-import importlib.metadata
+This module itself imports next to nothing: until `main` runs, Ctrl-C is a traceback.
+"""
+
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from warmstate.cluster import bench_command, cache_command, demo_command, serve_command
+from warmstate.cluster.launch.interrupts import killed_by_interrupts
 from warmstate.cluster.launch.launch_errors import LaunchError
 from warmstate.models.errors import ModelError
+
+if TYPE_CHECKING:
+    import argparse
 
 INTERRUPTED = 130
 
@@ -15,8 +20,9 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand; errors that the user can put right are one message on stderr, never a traceback."""
     command_line = sys.argv[1:] if arguments is None else list(arguments)
-    options = build_parser().parse_args(command_line)
-    options.command_line = command_line
+    with killed_by_interrupts():
+        options = build_parser().parse_args(command_line)
+        options.command_line = command_line
     try:
         code: int = options.run(options)
     except LaunchError as error:
@@ -28,7 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> "argparse.ArgumentParser":
+    import argparse
+    import importlib.metadata
+
+    from warmstate.cluster import bench_command, cache_command, demo_command, serve_command
+
     parser = argparse.ArgumentParser(
         prog="warmstate", description="Serve Qwen hybrid models (Gated DeltaNet + GQA) with every replica warm."
     )
@@ -43,7 +54,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _print_version(_options: argparse.Namespace) -> int:
+def _print_version(_options: "argparse.Namespace") -> int:
+    import importlib.metadata
+
     print(importlib.metadata.version("warmstate"))
     return 0
 

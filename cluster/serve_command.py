@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warmstate.cluster.config import merge, parse_config, read_config_file
+from warmstate.cluster.launch.interrupts import killed_by_interrupts, raise_on_signals
 from warmstate.cluster.launch.launch_errors import ConfigError
 from warmstate.cluster.launch.ports import check_port_free
 from warmstate.cluster.launch.process_tree import die_with_parent
@@ -74,7 +75,8 @@ def config_values(options: argparse.Namespace) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> int:
     """Runs the server in a child, so that nothing of it can remain."""
     if options.supervised:
-        return serve(options)
+        with killed_by_interrupts():
+            return serve(options)
     return supervise([*options.command_line, "--supervised"])
 
 
@@ -108,6 +110,7 @@ def _serve(plan: "LaunchPlan", progress: Progress, dashboard: bool) -> int:
             application.deploy()
             application.wait_until_ready(progress)
             progress.end()
+            raise_on_signals()
             print(_greeting(plan, local.log_directory), flush=True)
             threading.Event().wait()
     except KeyboardInterrupt:

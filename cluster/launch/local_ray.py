@@ -9,9 +9,10 @@ from types import TracebackType
 from typing import Self
 
 from warmstate.cluster.launch.front_proxy import COMMAND, find_command
+from warmstate.cluster.launch.interrupts import ignore_signals
 from warmstate.cluster.launch.launch_errors import StartFailed
 from warmstate.cluster.launch.ports import find_free_ports
-from warmstate.cluster.launch.process_tree import ignore_signals, raise_on_signals
+from warmstate.cluster.launch.process_tree import end_all_on_signals
 
 _FAST_ENVIRONMENT = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
 
@@ -46,7 +47,8 @@ _OBJECT_STORE_BYTES = 128 << 20
 
 class LocalRay:
     """Context manager: Ray and Serve run inside it, with their files in `directory`. Leaving it stops them in order and
-    removes the files; see `supervisor` for what an end out of order leaves."""
+    removes the files. Until `raise_on_signals` is called inside, a signal ends all of it out of order, and it is the
+    `supervisor` that removes the files."""
 
     def __init__(self, directory: Path, host: str, port: int, dashboard: bool = False) -> None:
         self._directory = directory
@@ -59,7 +61,7 @@ class LocalRay:
         return self._directory / "session_latest" / "logs"
 
     def __enter__(self) -> Self:
-        raise_on_signals()
+        end_all_on_signals()
         try:
             self._start()
         except BaseException:
@@ -87,7 +89,7 @@ class LocalRay:
             object_store_memory=_OBJECT_STORE_BYTES,
             _temp_dir=str(self._directory),
         )
-        raise_on_signals()
+        end_all_on_signals()
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(http_options={"host": self._host, "port": self._port})
 

@@ -8,8 +8,11 @@ import sys
 
 import psutil
 
+from warmstate.cluster.launch.interrupts import ignore_signals
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_MAX_ROUNDS = 10
 
 
 def adopt_orphans() -> None:
@@ -33,15 +36,44 @@ def wait_and_bury(child: "subprocess.Popen[bytes]") -> int:
 
 
 def end_descendants(grace_s: float = 3.0) -> int:
-    """Terminates every process below this one, then kills those still there; returns how many were left to end."""
-    left = psutil.Process().children(recursive=True)
-    for process in left:
-        _send(process, signal.SIGTERM)
-    _, stubborn = psutil.wait_procs(left, timeout=grace_s)
-    for process in stubborn:
-        _send(process, signal.SIGKILL)
-    psutil.wait_procs(stubborn, timeout=grace_s)
-    return len(left)
+    """Terminates every process below this one, then kills those still there; returns how many were left to end.
+
+    One that starts another at this moment leaves that to whoever adopts orphans, so it looks again until it finds none.
+    """
+    num_ended = 0
+    for _ in range(_MAX_ROUNDS):
+        left = [process for process in psutil.Process().children(recursive=True) if _runs(process)]
+        if not left:
+            break
+        num_ended += len(left)
+        for process in left:
+            _send(process, signal.SIGTERM)
+        _, stubborn = psutil.wait_procs(left, timeout=grace_s)
+        for process in stubborn:
+            _send(process, signal.SIGKILL)
+        psutil.wait_procs(stubborn, timeout=3.0)
+    return num_ended
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def end_all_on_signals() -> None:
+    """SIGINT and SIGTERM end everything below this process and then itself, without an exception that a library could
+    swallow. Libraries like to replace the handlers, so this is called again after they are set up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end_all)
+
+
+def _end_all(number: int, _frame: object) -> None:
+    ignore_signals()
+    adopt_orphans()
+    end_descendants(grace_s=1.0)
+    os._exit(128 + number)
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:
@@ -58,16 +90,3 @@ def die_with_parent(number: signal.Signals = signal.SIGINT) -> None:
         signal.signal(number, signal.default_int_handler)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-
-
-def raise_on_signals() -> None:
-    """SIGINT and SIGTERM both raise KeyboardInterrupt in the main thread. Libraries like to replace the handlers, so
-    this is called again after they are set up."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-
-
-def ignore_signals() -> None:
-    """SIGINT and SIGTERM have done their work: nothing may interrupt the way down."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)

@@ -11,9 +11,9 @@ _BAR_CELLS = 24
 class Progress:
     """`show` takes the current phase; on a terminal the line is rewritten, elsewhere a line comes per 10 %."""
 
-    def __init__(self, stream: TextIO = sys.stderr) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
         self._started = time.monotonic()
         self._phase: str | None = None
         self._shown_fraction = 0.0
