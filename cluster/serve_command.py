@@ -48,6 +48,8 @@ def config_values(options: argparse.Namespace) -> dict[str, Any]:
     """The configuration as the file and the options give it, unvalidated; options win."""
     values = read_config_file(options.config) if options.config else {}
     store: Mapping[str, Any] = {}
+    if options.no_store and options.redis_url is not None:
+        raise ConfigError("--no-store and --redis-url contradict each other; give one of them")
     if options.no_store:
         store = {"kind": "none"}
     elif options.redis_url is not None:

@@ -49,7 +49,8 @@ class SamplingFields(Body):
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
+    # Logits are divided by it: within these bounds they stay finite and keep their order.
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
 
 
 class GenerationBody(SamplingFields, ABC):
@@ -86,6 +87,11 @@ class GenerationBody(SamplingFields, ABC):
     @abstractmethod
     def num_logprobs(self) -> int | None:
         """How many alternatives to report beside each token; None reports no logprobs."""
+
+    @property
+    @abstractmethod
+    def prompt_field(self) -> str:
+        """The field that holds the prompt."""
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -164,6 +170,10 @@ class ChatCompletionBody(GenerationBody):
         return self.top_logprobs or 0 if self.logprobs else None
 
     @property
+    def prompt_field(self) -> str:
+        return "messages"
+
+    @property
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
@@ -211,3 +221,7 @@ class CompletionBody(GenerationBody):
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_field(self) -> str:
+        return "prompt"

@@ -74,7 +74,7 @@ def _max_tokens(body: GenerationBody, card: ModelCard, num_prompt_tokens: int, d
     raise InvalidRequest(
         f"This model's maximum context length is {card.max_model_len} tokens, but {wanted}; shorten the prompt"
         f"{' or lower max_tokens' if asked else ', at least one token must be left to generate'}",
-        param="max_tokens" if room >= 1 else None,
+        param="max_tokens" if room >= 1 else body.prompt_field,
         code="context_length_exceeded",
     )
 

@@ -141,6 +141,12 @@ def test_a_host_that_is_none_is_told(checkpoint: Path, warmstate: Command, host:
     assert words in printed
 
 
+def test_a_store_that_is_named_and_not_wanted_is_a_contradiction(checkpoint: Path, warmstate: Command) -> None:
+    code, printed = warmstate(*SERVE, str(checkpoint), "--no-store", "--redis-url", "redis://127.0.0.1:1")
+    assert code == 2
+    assert "--no-store and --redis-url contradict each other" in printed
+
+
 def test_a_taken_port_names_who_has_it(checkpoint: Path, warmstate: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -29,6 +29,8 @@ NUMBERS: list[tuple[str, Any]] = [
     ("presence_penalty", 2.5),
     ("frequency_penalty", -2.5),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-300),
+    ("repetition_penalty", 101),
     ("max_tokens", 0),
     ("max_tokens", -1),
     ("max_tokens", 10**30),
@@ -143,10 +145,9 @@ def test_a_bad_field_is_a_400_that_names_it(
     body = {"messages": HELLO} if route == CHAT else {"prompt": "Hello"}
     response = http.post(route, content=json.dumps({**body, field: value}))
     error = _error(response)
-    too_long = error["code"] == "context_length_exceeded"
     assert response.status_code == 400, error
     assert error["type"] == "invalid_request_error"
-    assert error["param"] == param or (too_long and param in ("max_tokens", "messages"))
+    assert error["param"] == param
     assert not replica.requests
 
 
@@ -187,7 +188,14 @@ def test_a_prompt_over_the_context_tells_both_numbers(http: httpx.Client) -> Non
     assert response.status_code == 400
     assert "maximum context length is 512 tokens" in _error(response)["message"]
     assert "the prompt has 512" in _error(response)["message"]
+    assert _error(response)["param"] == "prompt"
     assert http.post(COMPLETIONS, json={"prompt": [65] * 511}).status_code == 200
+
+
+def test_a_chat_over_the_context_names_the_messages(http: httpx.Client) -> None:
+    response = http.post(CHAT, json={"messages": [{"role": "user", "content": "word " * 600}]})
+    assert response.status_code == 400
+    assert _error(response)["param"] == "messages"
 
 
 def test_prompt_and_max_tokens_together_over_the_context_tell_all_numbers(http: httpx.Client) -> None:
