@@ -2,9 +2,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := .demo-model
+# What bench_nki_peers.py is given: checkouts of the kernels to compare with; ours alone without.
+NKI_PEERS ?=
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test test-long soak check bench clean
+.PHONY: setup serve test test-long soak check bench bench-long clean
 
 setup: $(STAMP)
 
@@ -38,13 +40,19 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/warmstate bench nki
+	$(BIN)/python tests/bench/bench_nki_peers.py $(NKI_PEERS)
+	$(BIN)/python -m pytest -rP -k bfloat16 tests/models/torch_backend/test_torch_backend.py tests/replicas/test_bfloat16_hits.py
 	$(BIN)/python tests/bench/bench_torch_backend.py --rounds 1
+	$(BIN)/python tests/bench/bench_torch_backend.py --dtype float32 --only decode --layers 6 --rounds 2
 	$(BIN)/python tests/bench/bench_http.py
 	$(BIN)/python tests/bench/bench_long_prompt.py
 	$(BIN)/python tests/bench/bench_store.py
 	$(BIN)/python tests/bench/bench_ttft.py --lengths 2048 8192
 	$(BIN)/python tests/bench/bench_publish.py
 	$(BIN)/python tests/bench/bench_host_tier.py
+
+bench-long: $(STAMP)
+	$(BIN)/python tests/bench/bench_ttft.py --lengths 32768
 
 clean:
 	rm -rf $(VENV) $(DEMO) build dist *.egg-info

@@ -138,6 +138,8 @@ def test_bfloat16_decode_and_hit_agree_with_one_prefill_and_a_zeroed_state_does_
     state.rec.zero_()
     broken = driver.prefill(driver.restore(state, kv), tokens[128:])
     mean_errors = [float((logits - whole).abs().mean()) for logits in (decoded, hit, broken)]
+    shown = ", ".join(f"{error:.3f}" for error in mean_errors)
+    print(f"{family}: decoded, hit, hit on a zeroed state: logits differ by {shown} in the mean from one prefill's")
     assert max(mean_errors[:2]) < BFLOAT16_MEAN_ERROR < mean_errors[2] / 3, mean_errors
 
 
