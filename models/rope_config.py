@@ -62,6 +62,8 @@ def read_rope(top: JsonFields, text: JsonFields, head_dim: int) -> RopeConfig:
     for rope in others:
         if _rope(rope, [*found, text], text, head_dim) != config:
             raise _contradiction(rope, main)
+    if top is not text:
+        _check_flat_fields(top, config, head_dim)
     return config
 
 
@@ -89,6 +91,18 @@ def _check_fields(rope: JsonFields) -> None:
         raise UnsupportedCheckpoint(
             f"{rope.file}: {rope.where}{name} = {rope.values[name]!r} is not served with rope_type = {min(kinds)!r}"
         )
+
+
+def _check_flat_fields(top: JsonFields, config: RopeConfig, head_dim: int) -> None:
+    """transformers does not read those of a nested config's top level; they may repeat what the text model says."""
+    for name, says_the_same in (
+        ("rope_theta", lambda value: value == config.theta),
+        ("partial_rotary_factor", lambda value: int(head_dim * value) == config.rotary_dim),
+    ):
+        if top.has(name) and not says_the_same(top.number(name)):
+            raise UnsupportedCheckpoint(
+                f"{top.file}: {name} = {top.values[name]!r} contradicts text_config; state it there only"
+            )
 
 
 def _kind(rope: JsonFields, name: str) -> str:

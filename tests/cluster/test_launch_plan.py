@@ -50,6 +50,15 @@ def test_the_kv_holds_the_longest_sequence(checkpoint: Path) -> None:
         plan(checkpoint, engine={"max_model_len": 1000, "kv_tokens": 640})
 
 
+def test_yarn_in_the_config_allows_sequences_of_the_stretched_length(tmp_path: Path) -> None:
+    card = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 262_144}
+    rope = {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "rope_parameters": card}
+    write_demo_checkpoint(tmp_path / "demo", **rope)
+    assert plan(tmp_path / "demo", engine={"max_model_len": 1_010_000}).replica.engine.max_model_len == 1_010_000
+    with pytest.raises(ConfigError, match="more than the model's 1048576 positions"):
+        plan(tmp_path / "demo", engine={"max_model_len": 1_050_000})
+
+
 def test_fewer_kv_tokens_shorten_the_context(checkpoint: Path) -> None:
     assert plan(checkpoint, engine={"kv_tokens": 640}).replica.engine.max_model_len == 640
 

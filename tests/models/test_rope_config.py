@@ -105,6 +105,16 @@ def test_a_top_level_rope_that_contradicts_the_text_models_is_refused(
         read(tmp_path, "qwen3_5_moe", text, {name: top})
 
 
+@pytest.mark.parametrize(("name", "same", "other"), [("rope_theta", 1e7, 1e4), ("partial_rotary_factor", 0.25, 0.5)])
+def test_a_flat_field_at_the_top_level_must_repeat_the_text_models(
+    tmp_path: Path, name: str, same: float, other: float
+) -> None:
+    for text, expected in (({"rope_parameters": CARD}, STRETCHED), ({"rope_scaling": DEFAULT}, PLAIN), (FLAT, PLAIN)):
+        assert read(tmp_path, "qwen3_5", text, {name: same}).rope == expected
+        with pytest.raises(UnsupportedCheckpoint, match=rf"config\.json: {name} = {other} contradicts text_config"):
+            read(tmp_path, "qwen3_5", text, {name: other})
+
+
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5"])
 @pytest.mark.parametrize(
     ("parameters", "scaling"),
