@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -52,7 +53,7 @@ def test_the_kv_holds_the_longest_sequence(checkpoint: Path) -> None:
 
 def test_yarn_in_the_config_allows_sequences_of_the_stretched_length(tmp_path: Path) -> None:
     card = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 262_144}
-    rope = {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "rope_parameters": card}
+    rope: Any = {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "rope_parameters": card}
     write_demo_checkpoint(tmp_path / "demo", **rope)
     assert plan(tmp_path / "demo", engine={"max_model_len": 1_010_000}).replica.engine.max_model_len == 1_010_000
     with pytest.raises(ConfigError, match="more than the model's 1048576 positions"):
