@@ -16,6 +16,7 @@ from typing import TypeAlias, TypeVar, cast
 import redis
 from redis.exceptions import InvalidResponse, NoPermissionError, OutOfMemoryError
 
+from warmstate.cache_store.connections import KeptConnections
 from warmstate.cache_store.loan import Loan
 
 Reply: TypeAlias = "int | bytes | redis.RedisError | list[Reply] | None"
@@ -192,23 +193,21 @@ class PayloadStream:
 
 
 @contextmanager
-def open_stream(client: redis.Redis, loan: Loan, deadline: float) -> Iterator[PayloadStream]:
-    """A stream over a connection of the client's pool, which gets it back; one with replies awaited is closed first."""
-    pool = client.connection_pool
-    connection = pool.get_connection()
-    # Not public, and the same from version 6 to 8 of the client library.
-    connected = cast(socket.socket, connection._sock)
-    timeout_s = connected.gettimeout()
-    connected.settimeout(0)
-    stream = PayloadStream(connected, loan, deadline)
-    try:
-        yield stream
-    finally:
-        if stream.is_idle:
-            connected.settimeout(timeout_s)
-        else:
-            connection.disconnect()
-        pool.release(connection)
+def open_stream(connections: KeptConnections, loan: Loan, deadline: float) -> Iterator[PayloadStream]:
+    """A stream over one of the connections; one with replies awaited at the end is closed."""
+    with connections.lend() as connection:
+        # Not public, and the same from version 6 to 8 of the client library.
+        connected = cast(socket.socket, connection._sock)
+        timeout_s = connected.gettimeout()
+        connected.settimeout(0)
+        stream = PayloadStream(connected, loan, deadline)
+        try:
+            yield stream
+        finally:
+            if stream.is_idle:
+                connected.settimeout(timeout_s)
+            else:
+                connection.disconnect()
 
 
 def _pieces_of(argument: Argument) -> Sequence[memoryview]:

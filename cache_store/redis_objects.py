@@ -22,6 +22,7 @@ from warmstate.cache_store.codec import (
     manifest_bytes,
     ordered_specs,
 )
+from warmstate.cache_store.connections import KeptConnections
 from warmstate.cache_store.errors import LoanEnded
 from warmstate.cache_store.keys import ObjectKey
 from warmstate.cache_store.loan import Loan
@@ -46,9 +47,9 @@ class ObjectReader:
     """Reads one object into the caller's buffers, chunk by chunk, each verified once it has come."""
 
     def __init__(
-        self, client: redis.Redis, key: ObjectKey, into: Mapping[str, Part], loan: Loan, deadline: float
+        self, connections: KeptConnections, key: ObjectKey, into: Mapping[str, Part], loan: Loan, deadline: float
     ) -> None:
-        self._client = client
+        self._connections = connections
         self._key = key
         self._name = object_name(key)
         self._specs = ordered_specs(into)
@@ -61,7 +62,7 @@ class ObjectReader:
 
     def read(self) -> Miss | None:
         """Fills the buffers; None means that the object is whole. The first chunks are asked for with the manifest."""
-        with open_stream(self._client, self._loan, self._deadline) as stream:
+        with open_stream(self._connections, self._loan, self._deadline) as stream:
             stream.send(*self._head_command())
             for chunk in self._chunks[:WINDOW_CHUNKS]:
                 stream.send(*self._chunk_command(chunk))
@@ -70,7 +71,8 @@ class ObjectReader:
 
     def discard(self) -> None:
         """Removes the object, so that a writer may store it again."""
-        self._client.unlink(self._name)
+        with open_stream(self._connections, self._loan, self._deadline) as stream:
+            stream.ask("UNLINK", self._name)
 
     def _read_chunks(self, stream: PayloadStream, digests: Sequence[bytes]) -> Miss | None:
         upcoming = iter(self._chunks[WINDOW_CHUNKS:])
@@ -128,11 +130,21 @@ class ObjectReader:
         return manifest.digests
 
 
+def remove_object(connections: KeptConnections, key: ObjectKey, deadline: float) -> None:
+    with open_stream(connections, Loan(), deadline) as stream:
+        stream.ask("UNLINK", object_name(key))
+
+
 def prepare_objects(
-    client: redis.Redis, keys: Sequence[ObjectKey], loan: Loan, deadline: float, ttl_ms: int, least_room: int | None
+    connections: KeptConnections,
+    keys: Sequence[ObjectKey],
+    loan: Loan,
+    deadline: float,
+    ttl_ms: int,
+    least_room: int | None,
 ) -> Ready | Dropped:
     """Gives objects this time to live, unless theirs is longer, and asks for `least_room` bytes, in one round trip."""
-    with open_stream(client, loan, deadline) as stream:
+    with open_stream(connections, loan, deadline) as stream:
         stream.send("GET", ROOM)
         for key in keys:
             stream.send("PEXPIRE", object_name(key), ttl_ms, "GT")
@@ -149,7 +161,7 @@ class ObjectWriter:
 
     def __init__(
         self,
-        client: redis.Redis,
+        connections: KeptConnections,
         key: ObjectKey,
         parts: Mapping[str, Part],
         loan: Loan,
@@ -158,7 +170,7 @@ class ObjectWriter:
         ttl_ms: int,
         budget_bytes: int | None = None,
     ) -> None:
-        self._client = client
+        self._connections = connections
         self._key = key
         self._name = object_name(key)
         self._parts = parts
@@ -171,7 +183,7 @@ class ObjectWriter:
     def publish(self) -> Stored | Exists | Dropped:
         """Writes the object unless it exists; an existing one gets the time to live again, and keeps a longer one."""
         try:
-            with open_stream(self._client, self._loan, self._deadline) as stream:
+            with open_stream(self._connections, self._loan, self._deadline) as stream:
                 if self._renew(stream):
                     return Exists()
                 return self._publish_within_budget(stream)

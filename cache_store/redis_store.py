@@ -10,18 +10,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
 from typing import Any, TypeVar
 
 import redis
 
 from warmstate.cache_store.breaker import Breaker
+from warmstate.cache_store.connections import KeptConnections
 from warmstate.cache_store.errors import StoreUnavailable
 from warmstate.cache_store.keys import ObjectKey
 from warmstate.cache_store.loan import Loan
-from warmstate.cache_store.names import object_name
-from warmstate.cache_store.redis_client import Failure, StoreAddress, failure_of, open_client
-from warmstate.cache_store.redis_objects import ObjectReader, ObjectWriter, prepare_objects
+from warmstate.cache_store.redis_client import Failure, StoreAddress, failure_of
+from warmstate.cache_store.redis_objects import ObjectReader, ObjectWriter, prepare_objects, remove_object
 from warmstate.cache_store.store import Dropped, DropReason, Exists, Hit, Miss, MissReason, Part, Ready, Stored
 
 _NUM_READERS = 2
@@ -67,7 +66,7 @@ class RedisStore:
         self._max_in_flight_bytes = max_in_flight_bytes
         self._epoch = epoch
         self._budget_bytes = budget_bytes
-        self._client = open_client(address, _NUM_READERS + _NUM_WRITERS)
+        self._connections = KeptConnections(address, _NUM_READERS + _NUM_WRITERS)
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="warmstate-store-read")
         self._writers = ThreadPoolExecutor(_NUM_WRITERS, thread_name_prefix="warmstate-store-write")
         self._breaker = breaker or Breaker()
@@ -75,8 +74,6 @@ class RedisStore:
         self._seconds: dict[str, float] = {"get_seconds": 0.0, "put_seconds": 0.0}
         self._in_flight_bytes = 0
         self._awaited_bytes = 0
-        self._lock = Lock()
-        self._num_running = 0
         self._closed = False
 
     async def get(self, key: ObjectKey, into: Mapping[str, Part]) -> Hit | Miss:
@@ -103,7 +100,9 @@ class RedisStore:
         deadline = time.monotonic() + timeout_s
         try:
             least_room = num_bytes if self._budget_bytes is not None else None
-            work = self._on(self._writers, prepare_objects, self._client, needed, loan, deadline, ttl_ms, least_room)
+            work = self._on(
+                self._writers, prepare_objects, self._connections, needed, loan, deadline, ttl_ms, least_room
+            )
             outcome = await self._within(timeout_s, work)
         finally:
             loan.close()
@@ -127,7 +126,10 @@ class RedisStore:
         if self._closed or not self._breaker.allows():
             return
         timeout_s = self._address.timeout_s(self._in_flight_bytes)
-        outcome = await self._within(timeout_s, self._on(self._writers, self._client.unlink, object_name(key)))
+        deadline = time.monotonic() + timeout_s
+        outcome = await self._within(
+            timeout_s, self._on(self._writers, remove_object, self._connections, key, deadline)
+        )
         self._counts["deletes_failed" if isinstance(outcome, Failure) else "deletes"] += 1
 
     async def close(self) -> None:
@@ -135,10 +137,7 @@ class RedisStore:
             self._closed = True
             for threads in (self._readers, self._writers):
                 threads.shutdown(wait=False, cancel_futures=True)
-            with self._lock:
-                is_idle = self._num_running == 0
-            if is_idle:
-                self._client.close()
+            await asyncio.to_thread(self._connections.close)
 
     def stats(self) -> dict[str, float]:
         """Counters since the start by outcome, bytes, seconds spent, and the state of breaker and queue now."""
@@ -146,6 +145,7 @@ class RedisStore:
             "in_flight_bytes": self._in_flight_bytes,
             "breaker_open": int(self._breaker.is_open),
             "breaker_opened": self._breaker.times_opened,
+            "connections_opened": self._connections.num_opened,
         }
         counts = {name: self._counts[name] for name in _COUNTERS}
         return {name: float(value) for name, value in {**counts, **self._seconds, **now}.items()}
@@ -160,7 +160,7 @@ class RedisStore:
         self._awaited_bytes += num_bytes
         try:
             timeout_s = self._address.timeout_s(self._awaited_bytes)
-            reader = ObjectReader(self._client, key, into, loan, time.monotonic() + timeout_s)
+            reader = ObjectReader(self._connections, key, into, loan, time.monotonic() + timeout_s)
             outcome = await self._within(timeout_s, self._fetch(reader))
         finally:
             self._awaited_bytes -= num_bytes
@@ -188,7 +188,9 @@ class RedisStore:
             # What waits for the one writing thread is time that the server did not waste.
             timeout_s = self._address.timeout_s(self._in_flight_bytes)
             deadline = time.monotonic() + timeout_s
-            writer = ObjectWriter(self._client, key, parts, loan, deadline, self._epoch, ttl_ms, self._budget_bytes)
+            writer = ObjectWriter(
+                self._connections, key, parts, loan, deadline, self._epoch, ttl_ms, self._budget_bytes
+            )
             outcome = await self._within(timeout_s, self._on(self._writers, writer.publish))
         finally:
             self._in_flight_bytes -= num_bytes
@@ -226,21 +228,7 @@ class RedisStore:
     async def _on(self, threads: ThreadPoolExecutor, work: Callable[..., _Result], *args: Any) -> _Result:
         if self._closed:
             raise StoreUnavailable("the store was closed")
-        return await asyncio.get_running_loop().run_in_executor(threads, self._call, work, *args)
-
-    def _call(self, work: Callable[..., _Result], *args: Any) -> _Result:
-        """Runs on a private thread. After `close` the last one to come back closes the connections: to close one that
-        another thread is using would surprise the client library."""
-        with self._lock:
-            self._num_running += 1
-        try:
-            return work(*args)
-        finally:
-            with self._lock:
-                self._num_running -= 1
-                is_last = self._closed and self._num_running == 0
-            if is_last:
-                self._client.close()
+        return await asyncio.get_running_loop().run_in_executor(threads, work, *args)
 
 
 def _current_task_is_cancelled() -> bool:

@@ -52,6 +52,7 @@ _COUNTERS = {
     "store_events_read": "Events heard.",
     "store_event_gaps": "Times that events of a replica were missing.",
     "store_stream_resets": "Times that the event stream was another one than before.",
+    "store_connections_opened": "Connections opened to the server of the objects.",
     "store_follower_failures": "Failed attempts to read events.",
     "store_snapshots_unreadable": "Entries of the index met that should have named a replica's snapshot and did not.",
     "store_hits_told": "Hits written to the index.",

@@ -3,12 +3,13 @@
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
 
+from warmstate.cache_store.connections import KeptConnections
 from warmstate.cache_store.embedded import EmbeddedServer
 from warmstate.cache_store.errors import LoanEnded
 from warmstate.cache_store.keys import ObjectKey
@@ -25,35 +26,46 @@ MakeParts = Callable[..., dict[str, Part]]
 EmptyLike = Callable[[dict[str, Part]], dict[str, Part]]
 
 
-def writer_of(client: redis.Redis, key: ObjectKey, parts: dict[str, Part], loan: Loan) -> ObjectWriter:
-    return ObjectWriter(client, key, parts, loan, time.monotonic() + 10, epoch=1, ttl_ms=60_000)
+@pytest.fixture
+def connections(server: EmbeddedServer) -> Iterator[KeptConnections]:
+    made = KeptConnections(server.address, 2)
+    yield made
+    made.close()
+
+
+def writer_of(connections: KeptConnections, key: ObjectKey, parts: dict[str, Part], loan: Loan) -> ObjectWriter:
+    return ObjectWriter(connections, key, parts, loan, time.monotonic() + 10, epoch=1, ttl_ms=60_000)
 
 
 @pytest.mark.parametrize("kind", ["ck", "kv"])
 def test_a_late_reader_does_not_touch_the_buffers(
-    server: EmbeddedServer,
-    connect: Connect,
+    connections: KeptConnections,
     kind: str,
     make_key: MakeKey,
     make_parts: MakeParts,
     empty_like: EmptyLike,
 ) -> None:
-    client, key, parts, loan = connect(server.address), make_key(kind), make_parts(), Loan()
+    key, parts, loan = make_key(kind), make_parts(), Loan()
     into = empty_like(parts)
-    assert isinstance(writer_of(client, key, parts, loan).publish(), Stored)
+    assert isinstance(writer_of(connections, key, parts, loan).publish(), Stored)
     loan.close()
     with pytest.raises(LoanEnded):
-        ObjectReader(client, key, into, loan, time.monotonic() + 10).read()
+        ObjectReader(connections, key, into, loan, time.monotonic() + 10).read()
     assert all(set(bytes(part.data)) == {0xA5} for part in into.values())
 
 
 @pytest.mark.parametrize("kind", ["ck", "kv"])
 def test_a_late_writer_publishes_nothing_and_leaves_no_temporary(
-    server: EmbeddedServer, connect: Connect, kind: str, make_key: MakeKey, make_parts: MakeParts
+    server: EmbeddedServer,
+    connections: KeptConnections,
+    connect: Connect,
+    kind: str,
+    make_key: MakeKey,
+    make_parts: MakeParts,
 ) -> None:
     client, key, loan = connect(server.address), make_key(kind), Loan()
     loan.close()
-    outcome = writer_of(client, key, make_parts(), loan).publish()
+    outcome = writer_of(connections, key, make_parts(), loan).publish()
     assert isinstance(outcome, Dropped)
     assert outcome.reason is DropReason.TIMEOUT
     assert not client.exists(object_name(key))

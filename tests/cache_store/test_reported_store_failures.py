@@ -59,8 +59,9 @@ def test_buffers_used_again_after_a_late_put_never_show_up_under_its_key(
     parts["rec"].data[:] = b"\xee" * len(parts["rec"].data)
     os.kill(server.pid, signal.SIGCONT)
     run(store.close())
-    client, patient = connect(server.address), RedisStore(server.address)
+    client = connect(server.address)
     eventually(lambda: len(client.client_list()) <= 1)
+    patient = RedisStore(server.address)
     assert run(patient.get(key, empty_like(parts))) == Miss(MissReason.ABSENT)
     run(patient.close())
 

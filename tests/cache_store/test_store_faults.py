@@ -160,7 +160,7 @@ def test_a_full_server_drops_the_put_and_still_serves_reads(
     make_parts: MakeParts,
     empty_like: EmptyLike,
 ) -> None:
-    server = start_server(max_memory_bytes=24 << 20, eviction_policy="noeviction")
+    server = start_server(max_memory_bytes=26 << 20, eviction_policy="noeviction")
     store = RedisStore(server.address)
     small, big = make_parts(), make_parts(rec=("uint8", (12_000_000,)))
     kept = make_key(kind)
