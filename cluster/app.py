@@ -11,6 +11,7 @@ from warmstate.cluster.config import parse_config
 from warmstate.cluster.ingress_deployment import IngressDeployment
 from warmstate.cluster.launch.launch_plan import LaunchPlan, plan_launch
 from warmstate.cluster.launch.local_ray import serve_environment, serve_environment_is_set
+from warmstate.cluster.launch.logs import set_up_logging
 from warmstate.cluster.replica_deployment import ReplicaDeployment
 from warmstate.cluster.routing.serve_router import PrefixRouter
 from warmstate.cluster.store_deployment import StoreDeployment
@@ -37,10 +38,12 @@ def build(args: dict[str, Any]) -> serve.Application:
 
     Raises `ConfigError` or `CheckpointError` before any replica starts.
     """
+    config = parse_config(args)
+    set_up_logging(config.log_level, "build")
     if not serve_environment_is_set():
         settings = " ".join(f"{name}={value}" for name, value in serve_environment().items())
         logger.warning("Serve runs without our settings of its HTTP path; start it as: %s serve run ...", settings)
-    return build_application(plan_launch(parse_config(args)))
+    return build_application(plan_launch(config))
 
 
 def build_application(
@@ -58,7 +61,7 @@ def build_application(
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
         ray_actor_options={"num_cpus": _replica_cpus(plan)},
         **_HEALTH,
-    ).bind(plan.replica, store)
+    ).bind(plan.replica, store, plan.config.log_level)
     ingress = serve.deployment(
         IngressDeployment,
         name="ingress",
@@ -81,7 +84,7 @@ def _store(plan: LaunchPlan) -> serve.Application:
         graceful_shutdown_timeout_s=_STOP_GRACE_S,
         ray_actor_options={"num_cpus": _SMALL_CPU},
         **_HEALTH,
-    ).bind(int(plan.config.store.maxmemory))
+    ).bind(int(plan.config.store.maxmemory), plan.config.log_level)
     return store
 
 

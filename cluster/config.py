@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 from redis.connection import parse_url
 
 from warmstate.cluster.launch.launch_errors import ConfigError
+from warmstate.cluster.launch.logs import LogLevel
 
 REDIS_PASSWORD_VARIABLE = "WARMSTATE_REDIS_PASSWORD"
 REDIS_INDEX_PASSWORD_VARIABLE = "WARMSTATE_REDIS_INDEX_PASSWORD"
@@ -163,6 +164,7 @@ class AppConfig(Section):
     router: RouterSection = RouterSection()
     http: HttpSection = HttpSection()
     replicas: int = Field(default=2, ge=1)
+    log_level: LogLevel = "info"
 
     def redis_password(self) -> str | None:
         """The store's password: from the config, else from the environment."""

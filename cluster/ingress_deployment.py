@@ -15,6 +15,7 @@ from warmstate.cluster.api.chat_service import ChatService
 from warmstate.cluster.api.http_app import HttpLimits, build_http_app
 from warmstate.cluster.api.http_guard import REQUEST_ID_HEADER
 from warmstate.cluster.config import AppConfig
+from warmstate.cluster.launch.logs import set_up_logging
 from warmstate.cluster.launch.loopback import stay_on_loopback
 from warmstate.cluster.launch.process_heap import freeze_heap
 from warmstate.cluster.model_card import ModelCard
@@ -51,6 +52,7 @@ class IngressDeployment:
         self, config: AppConfig, card: ModelCard, replica: ReplicaConfig, replicas: Any, store: Any | None
     ) -> None:
         stay_on_loopback()
+        set_up_logging(config.log_level, "ingress")
         self._http = config.http
         self._store_config = replica.store
         self._index = PrefixIndex(config.router.index_entries)

@@ -1,11 +1,14 @@
 """One replica as a deployment: `ReplicaService` behind a Serve handle. Knows no HTTP and no model."""
 
 import dataclasses
+import logging
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from ray import serve
 
+from warmstate.cluster.launch.logs import LogLevel, set_up_logging
 from warmstate.cluster.launch.loopback import stay_on_loopback
 from warmstate.cluster.launch.process_heap import freeze_heap, keep_freed_memory
 from warmstate.cluster.launch.strict_products import ask_for_strict_products
@@ -19,6 +22,8 @@ from warmstate.replicas.executor import Executor, InProcessExecutor
 from warmstate.replicas.messages import GenerateRequest, Refused
 from warmstate.replicas.service import ReplicaService
 
+logger = logging.getLogger(__name__)
+
 # Long enough for a short prompt's first token, and too short for anyone to miss the headers of the response.
 _ACCEPT_AFTER_S = 0.1
 
@@ -27,16 +32,25 @@ class ReplicaDeployment:
     """Loads while it is constructed: Serve routes no request to a replica whose constructor has not returned."""
 
     # Serve awaits a constructor that is a coroutine.
-    async def __init__(self, config: ReplicaConfig, store: Any | None) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, config: ReplicaConfig, store: Any | None, log_level: LogLevel
+    ) -> None:
         stay_on_loopback()
+        self._replica_id: str = serve.get_replica_context().replica_id.unique_id
+        set_up_logging(log_level, f"replica {self._replica_id}")
+        started = time.monotonic()
         keep_freed_memory()
         ask_for_strict_products()
         if store is not None:
             url, password = await store.address.remote()
             config = dataclasses.replace(config, store=dataclasses.replace(config.store, url=url, password=password))
-        self._replica_id: str = serve.get_replica_context().replica_id.unique_id
         self._service = ReplicaService(config, self._replica_id, self.load_executor)
         await self._service.start()
+        logger.info(
+            "ready after %.1f s; its checkpoints are shared under namespace %s",
+            time.monotonic() - started,
+            self._service.namespace.hex()[:16],
+        )
         freeze_heap()
 
     async def generate(self, request: GenerateRequest, route: RouteHint) -> AsyncGenerator[RoutedReply, None]:

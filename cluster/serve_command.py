@@ -5,18 +5,21 @@ import os
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warmstate.cluster.config import merge, parse_config, read_config_file
 from warmstate.cluster.launch.interrupts import killed_by_interrupts, raise_on_signals
 from warmstate.cluster.launch.launch_errors import ConfigError
+from warmstate.cluster.launch.logs import LOG_FILE_NAME, LOG_FILE_VARIABLE, LogFollower, set_up_logging
 from warmstate.cluster.launch.ports import check_port_free
 from warmstate.cluster.launch.process_tree import die_with_parent
 from warmstate.cluster.launch.progress import Progress
 from warmstate.cluster.launch.supervisor import DIRECTORY_VARIABLE, supervise
 
 if TYPE_CHECKING:
+    from warmstate.cluster.config import AppConfig
     from warmstate.cluster.launch.launch_plan import LaunchPlan
 
 
@@ -38,6 +41,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("--redis-url", help="use this server as the shared store; password in WARMSTATE_REDIS_PASSWORD")
     parser.add_argument("--no-store", action="store_true", help="share nothing between replicas")
+    parser.add_argument(
+        "--log-level",
+        choices=["debug", "info", "warning", "error"],
+        help="what is shown here and written to Serve's logs; debug has the choice between fetching and computing each "
+        "prefix, with what decided it (default: info)",
+    )
     parser.add_argument("--dashboard", action="store_true", help="start Ray's dashboard too")
     # Set by the supervisor for its child.
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
@@ -67,6 +76,7 @@ def config_values(options: argparse.Namespace) -> dict[str, Any]:
             "store": store,
             "http": {"host": options.host, "port": options.port},
             "replicas": options.replicas,
+            "log_level": options.log_level,
         },
     )
     if isinstance(merged["model"], Mapping) and "path" not in merged["model"]:
@@ -88,12 +98,22 @@ def serve(options: argparse.Namespace) -> int:
     config = parse_config(config_values(options))
     check_port_free(config.http.host, config.http.port)
     progress = Progress()
+    with ExitStack() as stack:
+        if (directory := os.environ.get(DIRECTORY_VARIABLE)) is not None:
+            log_file = Path(directory, LOG_FILE_NAME)
+            os.environ[LOG_FILE_VARIABLE] = str(log_file)
+            stack.enter_context(LogFollower(log_file, progress.note))
+        set_up_logging(config.log_level, "serve")
+        return _plan_and_serve(config, progress, options.dashboard)
+
+
+def _plan_and_serve(config: "AppConfig", progress: Progress, dashboard: bool) -> int:
     progress.show("checking the model")
     from warmstate.cluster.launch.launch_plan import check_memory, plan_launch
 
     plan = plan_launch(config)
     check_memory(plan)
-    return _serve(plan, progress, options.dashboard)
+    return _serve(plan, progress, dashboard)
 
 
 def _serve(plan: "LaunchPlan", progress: Progress, dashboard: bool) -> int:

@@ -10,6 +10,7 @@ from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
 from warmstate.cache_store.embedded import EmbeddedServer
 from warmstate.cache_store.errors import EmbeddedServerError
+from warmstate.cluster.launch.logs import LogLevel, set_up_logging
 from warmstate.cluster.launch.loopback import stay_on_loopback
 from warmstate.cluster.running_store import RunningStore, announce
 
@@ -23,11 +24,13 @@ class StoreDeployment:
     store that stays away is none. When this process dies too, Serve starts another, which finds the address in Ray."""
 
     # Serve awaits a constructor that is a coroutine; a task can only be started from one.
-    async def __init__(self, max_memory_bytes: int) -> None:  # type: ignore[misc]
+    async def __init__(self, max_memory_bytes: int, log_level: LogLevel) -> None:  # type: ignore[misc]
         stay_on_loopback()
+        set_up_logging(log_level, "store")
         self._max_memory_bytes = max_memory_bytes
         name = f"warmstate/store/{serve.get_replica_context().app_name}"
         self._server = await asyncio.to_thread(_start, max_memory_bytes, name.encode())
+        logger.info("the embedded store listens at %s", self._server.url)
         self._announced = _announce(self._server)
         self._watch = asyncio.create_task(self._keep_running())
 

@@ -29,7 +29,7 @@ class StoreView:
         self._rows: Mapping[str, ReplicaRow] = {}
         self._reader = ReplicaRows(address)
         self._followers: dict[str, EventFollower] = {}
-        self._is_away = False
+        self._is_away: bool | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="warmstate-rows", daemon=True)
         self._thread.start()
@@ -60,9 +60,14 @@ class StoreView:
             self._rows = self._reader.read()
         except StoreUnavailable as error:
             if not self._is_away:
-                logger.warning("the store is away; routing goes on with what is known: %s", error)
+                logger.warning(
+                    "the store is away; nothing is shared until it is back, and routing goes on with what is known: %s",
+                    error,
+                )
             self._is_away = True
             return
+        if self._is_away is not False:
+            logger.info("the store %s", "is back" if self._is_away else "answers")
         self._is_away = False
         self._follow_namespaces()
         # A replica that is merely late with its row still has what it told, and will not tell it again.

@@ -43,3 +43,12 @@ def test_a_phase_that_comes_back_is_shown_again() -> None:
     for phase in ("loading", "warming", "loading"):
         progress.show(phase)
     assert shown(stream).split() == ["loading", "warming", "loading"]
+
+
+def test_a_note_takes_a_line_of_its_own_and_the_phase_is_shown_again() -> None:
+    stream = Terminal()
+    progress = Progress(stream)
+    progress.show("loading", 0.5)
+    bar = shown(stream)
+    progress.note("something")
+    assert shown(stream) == f"{bar}\r\x1b[Ksomething\n{bar}"

@@ -139,7 +139,7 @@ def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("server")
     config = folder / "config.yaml"
     # So small a model is computed faster than fetched when the machine is busy with other things.
-    config.write_text("cache: {fetch_policy: always}")
+    config.write_text("cache: {fetch_policy: always}\nlog_level: debug")
     running = Server(folder / "log", str(checkpoint), "--replicas", "2", "--config", str(config))
     try:
         running.record_early_answers()
