@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fastapi import FastAPI
 from ray import serve
+from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -64,7 +64,7 @@ class IngressDeployment:
         self._store_search = asyncio.create_task(self._find_store(store))
         freeze_heap()
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    def __serve_build_asgi_app__(self) -> Starlette:
         """Serve's hook for an app that exists only once the constructor has run."""
         keys = {tenant: key.get_secret_value() for tenant, key in self._http.api_keys.items()}
         limits = HttpLimits(int(self._http.max_body_bytes), keys)

@@ -1,5 +1,7 @@
 """Owns what a request must be before it is queued. Pure."""
 
+import numpy as np
+
 from warmstate.replicas.errors import InvalidRequest, PromptTooLong
 from warmstate.replicas.messages import GenerateRequest
 
@@ -13,5 +15,6 @@ def check_request(request: GenerateRequest, context_limit: int, vocab_size: int)
         )
     if num_tokens == 0:
         raise InvalidRequest("the prompt is empty")
-    if request.token_ids.min() < 0 or request.token_ids.max() >= vocab_size:
+    # As unsigned numbers the negative ones are beyond every vocabulary.
+    if request.token_ids.view(np.uint32).max() >= vocab_size:
         raise InvalidRequest(f"the prompt has a token id outside the vocabulary of {vocab_size}")

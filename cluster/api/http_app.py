@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from warmstate.cluster.api.answer import Answer
 from warmstate.cluster.api.chat_service import ChatService, RequestContext
@@ -43,24 +45,28 @@ class HttpLimits:
 
 def build_http_app(
     service: ChatService, limits: HttpLimits = HttpLimits(), replica_stats: StatsSource = no_stats
-) -> FastAPI:
+) -> Starlette:
     """The application; `replica_stats` is asked at each scrape of /metrics for figures to add."""
-    app = FastAPI(title="warmstate", version=version("warmstate"), description="OpenAI-compatible API")
-    app.add_middleware(RequestGuard, api_keys=limits.api_keys)
     routes = _Routes(service, limits, replica_stats)
-    app.add_api_route("/v1/chat/completions", routes.chat_completions, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/completions", routes.completions, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/models", routes.models, methods=["GET"], response_model=None)
-    app.add_api_route("/v1/models/{model_id:path}", routes.model, methods=["GET"], response_model=None)
-    app.add_api_route("/health", routes.health, methods=["GET"], response_model=None)
-    app.add_api_route("/metrics", routes.metrics, methods=["GET"], response_model=None)
-    app.add_api_route("/version", routes.version, methods=["GET"], response_model=None)
-    app.add_exception_handler(ApiError, routes.api_error)
-    app.add_exception_handler(HTTPException, routes.http_error)
-    app.add_exception_handler(ClientLeft, _client_left)
-    app.add_exception_handler(ClientDisconnect, _client_left)
-    app.add_exception_handler(Exception, routes.unforeseen_error)
-    return app
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", routes.chat_completions, methods=["POST"]),
+            Route("/v1/completions", routes.completions, methods=["POST"]),
+            Route("/v1/models", routes.models),
+            Route("/v1/models/{model_id:path}", routes.model),
+            Route("/health", routes.health),
+            Route("/metrics", routes.metrics),
+            Route("/version", routes.version),
+        ],
+        middleware=[Middleware(RequestGuard, api_keys=limits.api_keys)],
+        exception_handlers={
+            ApiError: routes.api_error,
+            HTTPException: routes.http_error,
+            ClientLeft: _client_left,
+            ClientDisconnect: _client_left,
+            Exception: routes.unforeseen_error,
+        },
+    )
 
 
 class _Routes:
@@ -86,10 +92,11 @@ class _Routes:
         whole, headers = await while_connected(request.receive, _whole(started))
         return Response(whole, headers=headers, media_type="application/json")
 
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
 
-    async def model(self, model_id: str) -> Response:
+    async def model(self, request: Request) -> Response:
+        model_id = request.path_params["model_id"]
         if model_id != self._service.card.served_name:
             raise NotFound(f"The model {model_id[:200]!r} does not exist", param="model", code="model_not_found")
         return JSONResponse(self._model())
@@ -106,16 +113,16 @@ class _Routes:
             "max_model_len": card.max_model_len,
         }
 
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:
         report = health_report(await self._service.phases())
         headers = None if report.is_ready else {"retry-after": "1"}
         return JSONResponse(report.fields(), 200 if report.is_ready else 503, headers)
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
         text = self._service.metrics.text(self._replica_stats())
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
-    async def version(self) -> Response:
+    async def version(self, request: Request) -> Response:
         return JSONResponse({"version": version("warmstate")})
 
     async def api_error(self, request: Request, error: Exception) -> Response:
