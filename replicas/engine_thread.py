@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from warmstate.replicas.delta_stream import DeltaStream
 from warmstate.replicas.engine import Engine, SequenceDelta
 from warmstate.replicas.errors import InvalidRequest, QueueFull
 from warmstate.replicas.messages import FinishReason, GenerateRequest, TokenDelta
@@ -31,15 +32,15 @@ class EngineThread:
         self._num_threads = num_threads
         self._loop = loop
         self._on_death = on_death
-        self._streams: dict[str, asyncio.Queue[TokenDelta]] = {}
+        self._streams: dict[str, DeltaStream] = {}
         self._stopping = False
         self._stats: dict[str, float] = engine.stats()
         self._stats_at = 0.0
         self._thread = threading.Thread(target=self._run, name="warmstate-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: GenerateRequest) -> asyncio.Queue[TokenDelta]:
-        """Queues a request; its deltas come through the queue, the last one with a finish_reason.
+    def submit(self, request: GenerateRequest) -> DeltaStream:
+        """Queues a request; its deltas come through the stream, the last one with a finish_reason.
 
         Raises `PromptTooLong`, `InvalidRequest` or `QueueFull`.
         """
@@ -49,7 +50,7 @@ class EngineThread:
         num_waiting = self._engine.num_waiting
         if num_waiting >= self._max_queue:
             raise QueueFull(f"{num_waiting} requests wait already, and at most {self._max_queue} may")
-        stream = self._streams[request.request_id] = asyncio.Queue()
+        stream = self._streams[request.request_id] = DeltaStream()
         self._engine.post(lambda: self._engine.add(request))
         return stream
 
@@ -103,7 +104,7 @@ class EngineThread:
             stream = self._streams.get(item.request_id)
             if stream is None:
                 continue
-            stream.put_nowait(item.delta)
+            stream.put(item.delta)
             if item.delta.finish_reason is not None:
                 del self._streams[item.request_id]
 
@@ -112,5 +113,5 @@ class EngineThread:
         if not self._stopping:
             self._on_death()
         for stream in self._streams.values():
-            stream.put_nowait(TokenDelta((), finish_reason=FinishReason.ERROR, error="the engine has stopped"))
+            stream.put(TokenDelta((), finish_reason=FinishReason.ERROR, error="the engine has stopped"))
         self._streams.clear()

@@ -5,6 +5,7 @@ exact elementwise arithmetic, and randomness from a counter (seed, index of the 
 """
 
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class SampledToken:
 
 def draw_seed() -> int:
     """A fresh 64-bit seed for a request that named none."""
-    return int(np.random.SeedSequence().generate_state(1, np.uint64)[0])
+    return secrets.randbits(64)
 
 
 def uniform(seed: int, index: int) -> float:

@@ -32,7 +32,6 @@ from warmstate.replicas.messages import (
     ReplicaPhase,
     Reply,
     SamplingParams,
-    TokenDelta,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -103,17 +102,14 @@ class ReplicaService:
             yield Refused(error.status, str(error), retry_after_s)
             return
         try:
-            delta = await _next_within(stream, accept_after_s)
+            delta = await stream.get_within(accept_after_s)
             if delta is None:
                 yield Accepted(self._replica_id)
-            finished = False
-            while not finished:
-                delta = delta or await stream.get()
-                while not stream.empty():
-                    delta = _joined(delta, stream.get_nowait())
-                finished = delta.finish_reason is not None
+                delta = await stream.get()
+            yield delta
+            while delta.finish_reason is None:
+                delta = await stream.get()
                 yield delta
-                delta = None
         finally:
             thread.cancel(request.request_id)
 
@@ -211,26 +207,3 @@ class ReplicaService:
             self._namespace.hex(),
             self.stats(),
         )
-
-
-async def _next_within(stream: asyncio.Queue[TokenDelta], seconds: float) -> TokenDelta | None:
-    """The next delta; None, and nothing lost, when it takes longer."""
-    if seconds <= 0:
-        return None
-    try:
-        async with asyncio.timeout(seconds):
-            return await stream.get()
-    except TimeoutError:
-        return None
-
-
-def _joined(first: TokenDelta, second: TokenDelta) -> TokenDelta:
-    """Two deltas of one sequence as one."""
-    return TokenDelta(
-        first.token_ids + second.token_ids,
-        first.logprobs + second.logprobs,
-        second.finish_reason,
-        first.num_cached_tokens if first.num_cached_tokens is not None else second.num_cached_tokens,
-        first.cache_source if first.num_cached_tokens is not None else second.cache_source,
-        second.error,
-    )

@@ -3,12 +3,14 @@
 import logging
 import queue
 import threading
+import time
 
 from warmstate.replicas.cache.prefix_analysis import PromptAccount, StartedPrompt
 
 logger = logging.getLogger(__name__)
 
 _MAX_WAITING = 1000
+_SETTLE_S = 0.02
 
 
 class AnalysisThread:
@@ -43,7 +45,16 @@ class AnalysisThread:
 
     def _run(self) -> None:
         try:
-            while (prompt := self._queue.get()) is not None:
+            while (prompt := self._next()) is not None:
                 self._account.put(prompt)
         except Exception:
             logger.exception("the thread that accounts for prompts has ended; serving goes on without its figures")
+
+    def _next(self) -> StartedPrompt | None:
+        """The next prompt; one that came to a resting thread waits until the step that began it is likely over: both
+        need this process's one interpreter."""
+        was_resting = self._queue.empty()
+        prompt = self._queue.get()
+        if was_resting:
+            time.sleep(_SETTLE_S)
+        return prompt

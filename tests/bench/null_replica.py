@@ -52,7 +52,7 @@ class NullBackend:
             for index, row in enumerate(plan.rows)
             for position in row.checkpoint_after
         }
-        return StepOutput(self._logits[: sum(row.sample for row in plan.rows)].clone(), states)
+        return StepOutput(self._logits[: sum(row.sample for row in plan.rows)], states)
 
     def reset_slot(self, slot: int) -> None:
         self._positions[slot] = 0
