@@ -43,6 +43,10 @@ def preflight(path: Path) -> CheckpointSummary:
     """
     if not path.is_dir():
         raise MissingFile(f"{path}: no such directory; expected a checkpoint in Hugging Face format")
+    if (path / "adapter_config.json").exists():
+        raise UnsupportedCheckpoint(
+            f"{path / 'adapter_config.json'}: an adapter (LoRA) is not served; merge it into its base model"
+        )
     config = read_config(path)
     refuse_quantised_config(path)
     index = read_index(path)

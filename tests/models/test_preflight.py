@@ -194,6 +194,17 @@ def test_a_token_without_an_embedding_row_is_an_error(demo_checkpoint: Any) -> N
         preflight(path)
 
 
+@pytest.mark.parametrize("with_base", [True, False])
+def test_an_adapter_is_refused_with_its_base_model_or_alone(demo_checkpoint: Any, with_base: bool) -> None:
+    """transformers would load both; the base model alone is another model."""
+    path = demo_checkpoint()
+    (path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    if not with_base:
+        (path / "config.json").unlink()
+    with pytest.raises(UnsupportedCheckpoint, match=r"adapter_config\.json: an adapter .* merge it"):
+        preflight(path)
+
+
 def test_a_path_that_is_no_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="no such directory"):
         preflight(tmp_path / "nowhere")
