@@ -116,6 +116,7 @@ class EvictionPolicy:
         checkpoint.last_use_s = now_s
         checkpoint.base = self._clock
         self._push(checkpoint)
+        self._revalue(_MAX_REVALUED)
 
     def drop(self, key: bytes, reason: EvictionReason) -> list[Evicted]:
         """Gives up a checkpoint, here or reserved, and the KV that nothing else needs."""
@@ -156,6 +157,10 @@ class EvictionPolicy:
             gone += self.drop(checkpoint.key, EvictionReason.BUDGET)
         return gone
 
+    def revalue_all(self) -> None:
+        """Values everything that waits for it, however much that is."""
+        self._revalue()
+
     def value(self, checkpoint: PathCheckpoint) -> float:
         """Milliseconds saved per byte held, above the clock at the last use; see the head of this file."""
         num_bytes, parent_position = checkpoint.num_bytes, 0
@@ -182,7 +187,7 @@ class EvictionPolicy:
 
     def _check_below(self, node: PathNode) -> None:
         """Some KV at `node` came or went."""
-        for checkpoint in checkpoints_below(node, nearest=False):
+        for checkpoint in checkpoints_below(node):
             self._check_whole(checkpoint)
             self._push(checkpoint)
 
@@ -210,7 +215,11 @@ class EvictionPolicy:
         """The checkpoint at `node` came or went, and with it the tokens that the next deeper ones save. Some of these
         are valued now, the others in later calls; until then they stand where they stood."""
         self._to_revalue.update(dict.fromkeys(node.children))
-        for _ in range(_MAX_REVALUED):
+        self._revalue(_MAX_REVALUED)
+
+    def _revalue(self, max_nodes: int | None = None) -> None:
+        """Values at most so many of those that wait for it; None: all."""
+        for _ in itertools.count() if max_nodes is None else range(max_nodes):
             if not self._to_revalue:
                 return
             below, _ = self._to_revalue.popitem()
@@ -226,18 +235,23 @@ class EvictionPolicy:
         checkpoint.version = next(self._versions)
         heapq.heappush(self._heap, self._entry(checkpoint))
         if len(self._heap) > 4 * len(self._checkpoints) + 64:
-            self._heap = [self._entry(each) for each in self._checkpoints.values() if each.is_here]
+            self._heap = [entry for entry in self._heap if self._current(entry) is not None]
             heapq.heapify(self._heap)
 
     def _entry(self, checkpoint: PathCheckpoint) -> _HeapEntry:
         value = self.value(checkpoint)
         return checkpoint.is_whole, value, checkpoint.last_use_s, checkpoint.key, checkpoint.version
 
+    def _current(self, entry: _HeapEntry) -> PathCheckpoint | None:
+        """The checkpoint of an entry; None where a newer entry stands for it, or it is not here."""
+        _, _, _, key, version = entry
+        checkpoint = self.find(key)
+        return checkpoint if checkpoint is not None and checkpoint.version == version else None
+
     def _pop(self) -> PathCheckpoint | None:
         while self._heap:
-            _, _, _, key, version = heapq.heappop(self._heap)
-            checkpoint = self.find(key)
-            if checkpoint is not None and checkpoint.version == version:
+            checkpoint = self._current(heapq.heappop(self._heap))
+            if checkpoint is not None:
                 return checkpoint
         return None
 
@@ -261,7 +275,9 @@ def plan_evictions(
         policy.reserve(row)
     for row in rows:
         policy.commit(row.key)
-    return policy.drop_orphans() + policy.evict(target_bytes)
+    orphans = policy.drop_orphans()
+    policy.revalue_all()
+    return orphans + policy.evict(target_bytes)
 
 
 def _decayed(hits: float, idle_s: float, half_life_s: float) -> float:

@@ -58,24 +58,18 @@ class PathCheckpoint:
                 return above
         return None
 
-    def find_children(self) -> "list[PathCheckpoint]":
-        """The next deeper checkpoints that are here, one per path."""
-        return [found for child in self.node.children for found in checkpoints_below(child, nearest=True)]
-
     def has_all_kv(self) -> bool:
         return all(node.kv_bytes is not None for node in self.node.lineage() if node.needs_kv)
 
 
-def checkpoints_below(start: PathNode, *, nearest: bool) -> list[PathCheckpoint]:
-    """Those that are here at `start` and below; with `nearest`, only the first on each path."""
+def checkpoints_below(start: PathNode) -> list[PathCheckpoint]:
+    """Those that are here at `start` and below."""
     found: list[PathCheckpoint] = []
     waiting = [start]
     while waiting:
         node = waiting.pop()
         if node.checkpoint is not None and node.checkpoint.is_here:
             found.append(node.checkpoint)
-            if nearest:
-                continue
         waiting.extend(node.children)
     return found
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from warmstate.cache_store.eviction import EvictionPolicy, plan_evictions
 from warmstate.cache_store.eviction_rows import CheckpointRow, Evicted, EvictionReason
 from warmstate.cache_store.keys import BLOCK_TOKENS, SEGMENT_TOKENS
+from warmstate.cache_store.path_tree import PathCheckpoint
 
 STATE_BYTES, KV_BYTES = 1000, 100
 
@@ -249,6 +250,57 @@ def test_rows_that_contradict_each_other_end_no_plan() -> None:
     ]
     evicted = plan_evictions(rows, [(one, KV_BYTES)], 0, now_s=0.0)
     assert sorted(gone(evicted, "ck")) == sorted([one, other, third])
+
+
+class CountingPolicy(EvictionPolicy):
+    """Counts how often it works out what a checkpoint is worth."""
+
+    num_valued = 0
+
+    def value(self, checkpoint: PathCheckpoint) -> float:
+        self.num_valued += 1
+        return super().value(checkpoint)
+
+
+def put_chats(policy: EvictionPolicy, system: tuple[bytes, ...], count: int) -> list[bytes]:
+    """Checkpoints one block behind a prefix whose KV is there."""
+    paths = [(*system, hashlib.sha256(b"%d" % number).digest()) for number in range(count)]
+    for path in paths:
+        policy.put_checkpoint(row_of(path))
+    return [path[-1] for path in paths]
+
+
+def test_no_call_values_all_that_follows_a_prefix_which_comes_or_goes() -> None:
+    """An engine's step waits for it: a system prompt may have ten thousand conversations behind it."""
+    policy, system = CountingPolicy(), path_of(*blocks("s", 4))
+    put(policy, system)
+    chats = put_chats(policy, system, 3000)
+    policy.drop(system[-1], EvictionReason.PATH_CAP)
+    policy.revalue_all()
+    for change in (
+        lambda: policy.put_checkpoint(row_of(system)),
+        lambda: policy.touch(system[-1], 1.0),
+        lambda: policy.drop(system[-1], EvictionReason.PATH_CAP),
+        lambda: policy.touch(chats[0], 2.0),
+    ):
+        policy.num_valued = 0
+        change()
+        assert 0 < policy.num_valued < 100
+    policy.num_valued = 0
+    policy.revalue_all()
+    assert policy.num_valued > 2700
+
+
+def test_what_waited_for_its_value_goes_in_the_right_order_all_the_same() -> None:
+    """Where the prefix was taken away, its continuations save more; nobody else does."""
+    policy, system = EvictionPolicy(), path_of(*blocks("s", 40))
+    put(policy, system)
+    chats = set(put_chats(policy, system, 200))
+    other = put(policy, path_of(*blocks("o", 8)))
+    policy.drop(system[-1], EvictionReason.PATH_CAP)
+    policy.revalue_all()
+    assert gone(policy.evict(policy.num_bytes - 1), "ck") == [other]
+    assert set(gone(policy.evict(0), "ck")) == chats
 
 
 @dataclass
