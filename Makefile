@@ -50,6 +50,7 @@ bench: $(STAMP)
 	$(BIN)/python tests/bench/bench_ttft.py --lengths 2048 8192
 	$(BIN)/python tests/bench/bench_publish.py
 	$(BIN)/python tests/bench/bench_host_tier.py
+	$(BIN)/python tests/bench/bench_index.py
 
 bench-long: $(STAMP)
 	$(BIN)/python tests/bench/bench_ttft.py --lengths 32768

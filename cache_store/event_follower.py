@@ -140,7 +140,9 @@ class EventFollower:
         self._last_id = last_id
         until = time.monotonic() + CHECK_PERIOD_S
         while not self._stopping.is_set() and time.monotonic() < until:
-            reply = self._client.xread({self._names.events: self._last_id}, count=_BATCH, block=_BLOCK_MS)
+            # Who has not caught up must not wait for news to learn that there are none.
+            block_ms = _BLOCK_MS if self._caught_up.is_set() else None
+            reply = self._client.xread({self._names.events: self._last_id}, count=_BATCH, block=block_ms)
             entries = cast(_XreadReply, reply)[0][1] if reply else []
             for entry_id, fields in entries:
                 entry = decode_entry(fields)

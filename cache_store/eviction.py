@@ -109,6 +109,15 @@ class EvictionPolicy:
         self.reserve(row)
         self.commit(row.key)
 
+    def put_checkpoints(self, rows: Iterable[CheckpointRow]) -> None:
+        """Checkpoints that are all here, each valued once."""
+        new = [self._add(row) for row in rows]
+        for checkpoint in new:
+            checkpoint.is_here = True
+            self._check_whole(checkpoint)
+        for checkpoint in new:
+            self._push(checkpoint)
+
     def touch(self, key: bytes, now_s: float) -> None:
         """The checkpoint was consumed. Those above it were not, and are not refreshed."""
         checkpoint = self._checkpoints[key]
@@ -173,7 +182,7 @@ class EvictionPolicy:
         saved_ms = (checkpoint.position - parent_position) * checkpoint.ms_per_token
         return checkpoint.base + checkpoint.hits * saved_ms / max(num_bytes, 1)
 
-    def _add(self, row: CheckpointRow) -> None:
+    def _add(self, row: CheckpointRow) -> PathCheckpoint:
         node = self._tree.grow(row.path, row.segments)
         checkpoint = PathCheckpoint(row.key, row.position, row.num_bytes, row.kind, node)
         checkpoint.hits, checkpoint.last_use_s, checkpoint.base = row.hits, row.last_use_s, self._clock
@@ -184,6 +193,7 @@ class EvictionPolicy:
             segment = self._tree.find(key)
             if segment is not None and key in self._loose_kv:
                 segment.kv_bytes = self._loose_kv.pop(key)
+        return checkpoint
 
     def _check_below(self, node: PathNode) -> None:
         """Some KV at `node` came or went."""
@@ -271,10 +281,7 @@ def plan_evictions(
     for key, num_bytes in segments:
         policy.put_segment(key, num_bytes)
     rows = [replace(row, hits=_decayed(row.hits, now_s - row.last_use_s, half_life_s)) for row in checkpoints]
-    for row in rows:
-        policy.reserve(row)
-    for row in rows:
-        policy.commit(row.key)
+    policy.put_checkpoints(rows)
     orphans = policy.drop_orphans()
     policy.revalue_all()
     return orphans + policy.evict(target_bytes)

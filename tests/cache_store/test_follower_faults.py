@@ -88,6 +88,18 @@ def test_an_emptied_namespace_is_noticed_whatever_the_traffic(
     assert len(resets) == 1
 
 
+def test_who_starts_waits_for_no_news_to_learn_that_there_are_none(server: EmbeddedServer) -> None:
+    """A replica that starts waits for it."""
+    times = []
+    for _ in range(3):
+        started = time.monotonic()
+        follower = EventFollower(server.address, os.urandom(32), PrefixIndex())
+        assert follower.wait_caught_up(5)
+        times.append(time.monotonic() - started)
+        follower.close()
+    assert min(times) < 0.4
+
+
 def test_what_is_no_replica_id_or_no_snapshot_is_counted_and_passed_over(
     server: EmbeddedServer, client: redis.Redis, namespace: bytes, log: EventLog, eventually: Eventually
 ) -> None:
