@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-import psutil
 import torch
 
 from warmstate.models.backend import BLOCK_TOKENS, ModelBackend
@@ -16,6 +15,7 @@ from warmstate.models.torch_backend import TorchBackend
 from warmstate.replicas.cache.state_codec import state_bytes
 from warmstate.replicas.config import ReplicaConfig
 from warmstate.replicas.errors import OutOfMemory
+from warmstate.replicas.free_memory import find_memory
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,14 +69,29 @@ class InProcessExecutor:
 
 
 def memory_needs(config: ReplicaConfig, summary: CheckpointSummary) -> dict[str, int]:
-    """The bytes that one replica takes for good at its start, by what for. Its host tier fills only as it is used."""
-    shapes, engine = summary.config.state_shapes(config.dtype), config.engine
-    keep_open = config.deterministic or config.dtype == torch.float32
+    """The bytes that one replica uses once its KV is full, by what for. Its host tier comes on top as it fills."""
+    engine = config.engine
     return {
         "weights": summary.loaded_bytes(config.dtype.itemsize),
-        f"KV of {engine.kv_tokens} tokens": state_bytes(shapes, engine.kv_tokens) - state_bytes(shapes, 0),
-        f"{engine.max_sequences} slots": engine.max_sequences * slot_bytes(shapes, keep_open),
+        f"KV of {engine.kv_tokens} tokens": _kv_bytes(config, summary, engine.kv_tokens),
+        f"{engine.max_sequences} slots": _slots_bytes(config, summary),
     }
+
+
+def least_needs(config: ReplicaConfig, summary: CheckpointSummary) -> int:
+    """The bytes without which a replica cannot answer the longest request: weights, slots, and its KV."""
+    kv_bytes = _kv_bytes(config, summary, config.engine.max_model_len)
+    return summary.loaded_bytes(config.dtype.itemsize) + _slots_bytes(config, summary) + kv_bytes
+
+
+def _kv_bytes(config: ReplicaConfig, summary: CheckpointSummary, num_tokens: int) -> int:
+    shapes = summary.config.state_shapes(config.dtype)
+    return state_bytes(shapes, num_tokens) - state_bytes(shapes, 0)
+
+
+def _slots_bytes(config: ReplicaConfig, summary: CheckpointSummary) -> int:
+    keep_open = config.deterministic or config.dtype == torch.float32
+    return config.engine.max_sequences * slot_bytes(summary.config.state_shapes(config.dtype), keep_open)
 
 
 def listed_needs(needs: Mapping[str, int]) -> str:
@@ -85,12 +100,12 @@ def listed_needs(needs: Mapping[str, int]) -> str:
 
 
 def check_memory(config: ReplicaConfig, summary: CheckpointSummary) -> None:
-    """Raises `OutOfMemory`, with every figure, when what a replica needs exceeds what is free."""
-    needs = memory_needs(config, summary)
-    available = psutil.virtual_memory().available
-    if sum(needs.values()) > available:
+    """Raises `OutOfMemory`, with every figure, when what a replica cannot do without exceeds what is free, or its full
+    KV what there is at all."""
+    needs, memory = memory_needs(config, summary), find_memory()
+    if least_needs(config, summary) > memory.free or sum(needs.values()) > memory.total:
         raise OutOfMemory(
             f"{config.model_path} needs {sum(needs.values()) / 2**30:.2f} GiB ({listed_needs(needs)}), and "
-            f"{available / 2**30:.2f} GiB are available; lower engine.kv_tokens or engine.max_sequences"
+            f"{memory.free / 2**30:.2f} GiB are available; lower engine.kv_tokens or engine.max_sequences"
         )
-    _LOG.info("memory: %s; %.2f GiB are available", listed_needs(needs), available / 2**30)
+    _LOG.info("memory: %s; %.2f GiB are available", listed_needs(needs), memory.free / 2**30)

@@ -1,12 +1,12 @@
 """From a configuration and the headers of a checkpoint to exact settings. Reads no weights and starts nothing."""
 
+import logging
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import huggingface_hub
-import psutil
 import torch
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -22,7 +22,10 @@ from warmstate.cluster.text.tokenizer import Tokenizer
 from warmstate.models.backend import BLOCK_TOKENS, blocks_for
 from warmstate.models.checkpoints.preflight import CheckpointSummary, preflight
 from warmstate.replicas.config import CacheConfig, EngineConfig, ReplicaConfig, StoreConfig
-from warmstate.replicas.executor import listed_needs, memory_needs
+from warmstate.replicas.executor import least_needs, listed_needs, memory_needs
+from warmstate.replicas.free_memory import Memory, find_memory
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_KV_TOKENS = 65_536
 PROCESS_BYTES = 1_400 << 20
@@ -46,9 +49,25 @@ class LaunchPlan:
 
     @property
     def needed_bytes(self) -> int:
-        """Of the whole application on one machine, with empty prefix caches."""
-        needs = memory_needs(self.replica, self.summary)
-        return PROCESS_BYTES + self.config.replicas * (REPLICA_BYTES + sum(needs.values()))
+        """Of the whole application on one machine once the KV of its replicas is full, with empty prefix caches."""
+        return self._with_processes(sum(memory_needs(self.replica, self.summary).values()))
+
+    @property
+    def least_bytes(self) -> int:
+        """Without which not every replica could answer its longest request."""
+        return self._with_processes(least_needs(self.replica, self.summary))
+
+    @property
+    def budget_bytes(self) -> int:
+        """With every budget used in full: KV, host tiers, what is on its way to and from the store, the store."""
+        store, cache = self.config.store, self.replica.cache
+        host = cache.host_bytes if cache.enabled else 0
+        moving = 0 if store.kind == "none" else 2 * cache.max_in_flight_bytes
+        embedded = int(store.maxmemory) if store.kind == "embedded" else 0
+        return self.needed_bytes + self.config.replicas * (host + moving) + embedded
+
+    def _with_processes(self, replica_bytes: int) -> int:
+        return PROCESS_BYTES + self.config.replicas * (REPLICA_BYTES + replica_bytes)
 
 
 def plan_launch(config: AppConfig) -> LaunchPlan:
@@ -177,17 +196,27 @@ def _store(config: AppConfig) -> StoreConfig:
     )
 
 
-def check_memory(plan: LaunchPlan) -> None:
-    """Raises `MemoryShort` with the numbers when the application cannot fit what this machine has free."""
-    available = psutil.virtual_memory().available
-    if plan.needed_bytes <= available:
-        return
+def check_memory(plan: LaunchPlan, memory: Memory | None = None) -> None:
+    """Raises `MemoryShort` with the numbers when the application cannot fit what this machine, or the cgroup, has
+    free. Budgets that would outgrow it only later are a warning."""
+    memory = memory or find_memory()
     count = plan.config.replicas
-    raise MemoryShort(
-        f"{count} replicas need about {_gib(plan.needed_bytes)}, {_gib(available)} is free: each "
-        f"{listed_needs(memory_needs(plan.replica, plan.summary))}, besides "
-        f"{_gib(PROCESS_BYTES + count * REPLICA_BYTES)} for Ray and the processes; "
-        "use fewer --replicas, a smaller --max-model-len with engine.kv_tokens, or --dtype bfloat16"
+    if plan.least_bytes > memory.free or plan.needed_bytes > memory.total:
+        raise MemoryShort(
+            f"{count} replicas need about {_gib(plan.needed_bytes)}, {_gib(memory.free)} is free: each "
+            f"{listed_needs(memory_needs(plan.replica, plan.summary))}, besides "
+            f"{_gib(PROCESS_BYTES + count * REPLICA_BYTES)} for Ray and the processes; "
+            "use fewer --replicas, a smaller --max-model-len with engine.kv_tokens, or --dtype bfloat16"
+        )
+    exceeds = plan.budget_bytes > memory.free
+    logger.log(
+        logging.WARNING if exceeds else logging.INFO,
+        "memory: %s at full budgets, %s of it once the KV is full, the rest as cache.host_bytes and the store fill; "
+        "%s is free%s",
+        _gib(plan.budget_bytes),
+        _gib(plan.needed_bytes),
+        _gib(memory.free),
+        ": lower cache.host_bytes, store.maxmemory or engine.kv_tokens" if exceeds else "",
     )
 
 

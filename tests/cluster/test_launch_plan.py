@@ -1,3 +1,4 @@
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,12 @@ import torch
 
 from warmstate.cache_store.redis_client import TlsFiles
 from warmstate.cache_store.store_keeper import KeeperLimits
-from warmstate.cluster.config import parse_config
+from warmstate.cluster.config import GIB, parse_config
 from warmstate.cluster.launch.launch_errors import ConfigError, MemoryShort
 from warmstate.cluster.launch.launch_plan import LaunchPlan, check_memory, plan_launch
 from warmstate.models.demo.demo_checkpoint import write_demo_checkpoint
 from warmstate.replicas.cache.shared_store import store_endpoints
+from warmstate.replicas.free_memory import Memory
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,28 @@ def test_short_memory_is_refused_with_numbers(checkpoint: Path) -> None:
     with pytest.raises(MemoryShort, match=r"2 replicas need about .* GiB, .* GiB is free"):
         check_memory(found)
     check_memory(plan(checkpoint))
+
+
+def test_budgets_that_grow_past_the_memory_are_a_warning(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = plan(checkpoint)
+    assert found.budget_bytes > found.needed_bytes >= found.least_bytes
+    with caplog.at_level(logging.INFO):
+        check_memory(found, Memory(found.budget_bytes, found.budget_bytes))
+        check_memory(found, Memory(found.budget_bytes, found.budget_bytes - 1))
+        check_memory(found, Memory(found.needed_bytes, found.least_bytes))
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
+    assert "lower cache.host_bytes" in caplog.messages[1]
+    with pytest.raises(MemoryShort):
+        check_memory(found, Memory(found.needed_bytes, found.least_bytes - 1))
+    with pytest.raises(MemoryShort):
+        check_memory(found, Memory(found.needed_bytes - 1, found.needed_bytes - 1))
+
+
+def test_budgets_count_what_is_used(checkpoint: Path) -> None:
+    whole = plan(checkpoint).budget_bytes
+    assert whole - plan(checkpoint, cache={"host_bytes": "1GiB"}).budget_bytes == 2 * GIB
+    assert whole - plan(checkpoint, store={"maxmemory": "1GiB"}).budget_bytes == GIB
+    assert whole - plan(checkpoint, store={"kind": "none"}).budget_bytes == 2 * GIB + 2 * GIB
 
 
 def test_a_redis_store_takes_its_password_from_the_environment(
