@@ -6,15 +6,18 @@ from typing import Any
 
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 
 from warmstate.cluster.config import parse_config
 from warmstate.cluster.ingress_deployment import IngressDeployment
+from warmstate.cluster.launch.launch_errors import LaunchError
 from warmstate.cluster.launch.launch_plan import LaunchPlan, plan_launch
 from warmstate.cluster.launch.local_ray import serve_environment, serve_environment_is_set
 from warmstate.cluster.launch.logs import set_up_logging
 from warmstate.cluster.replica_deployment import ReplicaDeployment
 from warmstate.cluster.routing.serve_router import PrefixRouter
 from warmstate.cluster.store_deployment import StoreDeployment
+from warmstate.models.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +39,21 @@ _LEAST_CPU = 0.01
 def build(args: dict[str, Any]) -> serve.Application:
     """The application for `import_path: warmstate.cluster.app:build`; `args` is `config.AppConfig`.
 
-    Raises `ConfigError` or `CheckpointError` before any replica starts.
+    Raises `NotServable` before any replica starts; Serve takes that for final, where it would try anew after others.
     """
+    try:
+        return _build(args)
+    except (LaunchError, ModelError) as error:
+        logger.error("the application cannot be served: %s", error)
+        raise NotServable(str(error)) from error
+
+
+class NotServable(RayServeException):  # type: ignore[misc]  # ray is not typed
+    """The configuration or the checkpoint is wrong; the message is for the person who can put it right."""
+
+
+def _build(args: dict[str, Any]) -> serve.Application:
+    set_up_logging("info", "build")
     config = parse_config(args)
     set_up_logging(config.log_level, "build")
     if not serve_environment_is_set():

@@ -8,6 +8,7 @@ from typing import Any
 
 from ray import serve
 
+from warmstate.cache_store.errors import CacheStoreError
 from warmstate.cluster.launch.logs import LogLevel, set_up_logging
 from warmstate.cluster.launch.loopback import stay_on_loopback
 from warmstate.cluster.launch.process_heap import freeze_heap, keep_freed_memory
@@ -16,8 +17,9 @@ from warmstate.cluster.routing.router import RouteHint
 from warmstate.cluster.routing.serve_client import RoutedReply
 from warmstate.models.checkpoints.loading import Progress
 from warmstate.models.checkpoints.preflight import CheckpointSummary
+from warmstate.models.errors import ModelError
 from warmstate.replicas.config import ReplicaConfig
-from warmstate.replicas.errors import NotReady
+from warmstate.replicas.errors import NotReady, ReplicaError
 from warmstate.replicas.executor import Executor, InProcessExecutor
 from warmstate.replicas.messages import GenerateRequest, Refused
 from warmstate.replicas.service import ReplicaService
@@ -45,7 +47,11 @@ class ReplicaDeployment:
             url, password = await store.address.remote()
             config = dataclasses.replace(config, store=dataclasses.replace(config.store, url=url, password=password))
         self._service = ReplicaService(config, self._replica_id, self.load_executor)
-        await self._service.start()
+        try:
+            await self._service.start()
+        except (ModelError, ReplicaError, CacheStoreError) as error:
+            logger.error("cannot start: %s", error)
+            raise
         logger.info(
             "ready after %.1f s; its checkpoints are shared under namespace %s",
             time.monotonic() - started,
