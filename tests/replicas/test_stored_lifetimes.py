@@ -9,11 +9,13 @@ import pytest
 import redis
 
 from warmstate.cache_store.embedded import EmbeddedServer
+from warmstate.cache_store.index_loader import scan_checkpoints, scan_segments
 from warmstate.cache_store.keys import ObjectKey, chain_root, prefix_keys
 from warmstate.cache_store.memory_store import MemoryStore
-from warmstate.cache_store.names import index_names, segment_name
+from warmstate.cache_store.names import index_names, parse_object_name, segment_name
 from warmstate.cache_store.redis_client import open_client
 from warmstate.cache_store.store import Dropped, DropReason
+from warmstate.cache_store.store_keeper import KeeperLimits
 from warmstate.replicas.cache.shared_store import SharedStore, store_endpoints
 from warmstate.replicas.cache.state_codec import CheckpointNames
 from warmstate.replicas.config import CacheConfig, StoreConfig
@@ -39,13 +41,13 @@ def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
 @pytest.fixture
 def replica(
     server: EmbeddedServer, fake_backend: Build, engine_over: Build, sharing: Any
-) -> Iterator[Callable[[], tuple[Any, SharedStore]]]:
+) -> Iterator[Callable[..., tuple[Any, SharedStore]]]:
     opened: list[SharedStore] = []
-    config = StoreConfig(server.url, server.password, operation_timeout_s=2.0)
-    endpoints = store_endpoints(config)
-    assert endpoints is not None
 
-    def build() -> tuple[Any, SharedStore]:
+    def build(limits: KeeperLimits | None = None) -> tuple[Any, SharedStore]:
+        config = StoreConfig(server.url, server.password, operation_timeout_s=2.0, keeper=limits or KeeperLimits())
+        endpoints = store_endpoints(config)
+        assert endpoints is not None
         backend = fake_backend(num_blocks=200)
         names = CheckpointNames(NAMESPACE, backend.shapes.num_head_groups)
         shared = SharedStore(endpoints, config, names, f"replica-{len(opened)}", time.time_ns(), sharing.loop, 64 << 20)
@@ -60,8 +62,8 @@ def replica(
 
 @pytest.fixture
 def ask(run_requests: Build, request_for: Build, prompt_of: Build) -> Callable[..., Any]:
-    def run(engine: Any, length: int = 600) -> Any:
-        request = request_for(prompt_of(length))
+    def run(engine: Any, length: int = 600, seed: int = 0) -> Any:
+        request = request_for(prompt_of(length, seed))
         return run_requests(engine, [request])[request.request_id]
 
     return run
@@ -111,6 +113,32 @@ def test_kv_that_has_gone_is_put_again_with_the_checkpoint_that_needs_it(
     fetched = ask(cold, 900)
     assert (fetched.num_cached_tokens, fetched.cache_source) == (896, "store")
     assert fetched.output == deeper.output
+
+
+def test_replicas_press_against_the_budget_and_leave_nothing_in_parts(
+    client: redis.Redis, replica: Build, ask: Build, sharing: Any
+) -> None:
+    """What does not fit is refused before its first segment: else segments would stay that no row names."""
+    engine, shared = replica()
+    ask(engine)
+    published(shared, 1)
+    names = index_names(NAMESPACE)
+    one = sum(row.num_bytes for each in (scan_checkpoints, scan_segments) for row in each(client, names).values())
+    client.flushall()
+    limits = KeeperLimits(budget_bytes=4 * one + one // 2)
+    pressing = [replica(limits) for _ in range(2)]
+    for seed in range(1, 11):
+        engine, shared = pressing[seed % 2]
+        ask(engine, seed=seed)
+        sharing.drain(shared.link)
+    stats = [shared.link.stats() for _, shared in pressing]
+    assert [sum(each[name] for each in stats) for name in ("published", "publish_dropped_no_room")] == [4, 6]
+    for (_, shared), each in zip(pressing, stats, strict=True):
+        published(shared, int(each["published"]))
+    rows = {"ck": set(scan_checkpoints(client, names)), "kv": set(scan_segments(client, names))}
+    objects = [parse_object_name(name.decode()) for name in client.scan_iter(match="ws:{*.*.*}:*", count=1000)]
+    held = {kind: {each.prefix for each in objects if each is not None and each.kind == kind} for kind in ("ck", "kv")}
+    assert held == rows
 
 
 class FullFrom(MemoryStore):
