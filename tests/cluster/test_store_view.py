@@ -121,3 +121,23 @@ def test_without_a_store_readiness_is_all_that_is_known(table: RoutingTable) -> 
     assert someone.phase == "loading"
     table.set_replicas(["a"])
     assert view.phases() == {"a": ReplicaPhase("ready", 1.0)}
+
+
+def test_the_log_says_once_that_the_store_is_away_and_once_that_it_is_back(
+    table: RoutingTable, index: PrefixIndex, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "warmstate.cluster.routing.store_view")
+    with EmbeddedServer(64 << 20) as lost:
+        address, port, password = lost.address, lost.port, lost.password
+    view = StoreView(address, table, index)
+    try:
+        wait_until(lambda: len(caplog.records) > 0)
+        # Its next look, a second later, must add nothing.
+        time.sleep(1.5)
+        with EmbeddedServer(64 << 20, port=port, password=password):
+            wait_until(lambda: len(caplog.records) > 1)
+    finally:
+        view.close()
+    assert [record.levelname for record in caplog.records][:2] == ["WARNING", "INFO"]
+    assert address.url in caplog.messages[0]
+    assert caplog.messages[1] == "the store is back"
