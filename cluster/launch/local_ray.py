@@ -47,8 +47,7 @@ _OBJECT_STORE_BYTES = 128 << 20
 
 class LocalRay:
     """Context manager: Ray and Serve run inside it, with their files in `directory`. Leaving it stops them in order and
-    removes the files. Until `raise_on_signals` is called inside, a signal ends all of it out of order, and it is the
-    `supervisor` that removes the files."""
+    removes the files. Until `raise_on_signals` is called inside, a signal ends all of it out of order."""
 
     def __init__(self, directory: Path, host: str, port: int, dashboard: bool = False) -> None:
         self._directory = directory
@@ -61,7 +60,7 @@ class LocalRay:
         return self._directory / "session_latest" / "logs"
 
     def __enter__(self) -> Self:
-        end_all_on_signals()
+        end_all_on_signals(self._directory)
         try:
             self._start()
         except BaseException:
@@ -89,7 +88,7 @@ class LocalRay:
             object_store_memory=_OBJECT_STORE_BYTES,
             _temp_dir=str(self._directory),
         )
-        end_all_on_signals()
+        end_all_on_signals(self._directory)
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(http_options={"host": self._host, "port": self._port})
 

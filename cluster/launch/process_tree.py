@@ -2,9 +2,11 @@
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 
@@ -62,18 +64,19 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def end_all_on_signals() -> None:
-    """SIGINT and SIGTERM end everything below this process and then itself, without an exception that a library could
-    swallow. Libraries like to replace the handlers, so this is called again after they are set up."""
+def end_all_on_signals(directory: Path) -> None:
+    """SIGINT and SIGTERM end everything below this process, remove its files, and end it, without an exception that a
+    library could swallow. Libraries like to replace the handlers, so this is called again after they are set up."""
+
+    def end_all(number: int, _frame: object) -> None:
+        ignore_signals()
+        adopt_orphans()
+        end_descendants(grace_s=1.0)
+        shutil.rmtree(directory, ignore_errors=True)
+        os._exit(128 + number)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end_all)
-
-
-def _end_all(number: int, _frame: object) -> None:
-    ignore_signals()
-    adopt_orphans()
-    end_descendants(grace_s=1.0)
-    os._exit(128 + number)
+        signal.signal(number, end_all)
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:
