@@ -1,7 +1,6 @@
 """The HTTP API as a deployment: wires the app to the replicas' handle, the router's index and the store. No routes."""
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +20,9 @@ from warmstate.cluster.launch.process_heap import freeze_heap
 from warmstate.cluster.model_card import ModelCard
 from warmstate.cluster.routing import router as routing
 from warmstate.cluster.routing.replica_view import RoutedView
-from warmstate.cluster.routing.serve_call import serve_call
+from warmstate.cluster.routing.serve_call import serve_call, serve_stats_call
 from warmstate.cluster.routing.serve_client import ServeReplicaClient
+from warmstate.cluster.routing.stats_reader import StatsReader
 from warmstate.cluster.routing.store_view import StoreView
 from warmstate.replicas.cache.shared_store import store_endpoints
 from warmstate.replicas.config import ReplicaConfig
@@ -59,6 +59,8 @@ class IngressDeployment:
         self._client = ServeReplicaClient(
             serve_call(replicas), RoutedView(routing.table), self._index, config.router.max_attempts
         )
+        # Asked of the replicas themselves: a store that is away, or not there, must not hide how they are.
+        self._stats = StatsReader(serve_stats_call(replicas), lambda: routing.table.loads.keys())
         self._service = ChatService.from_checkpoint(self._client, card, replica.model_path, config.cache_secret())
         self._store_view: StoreView | None = None
         self._store_search = asyncio.create_task(self._find_store(store))
@@ -68,7 +70,7 @@ class IngressDeployment:
         """Serve's hook for an app that exists only once the constructor has run."""
         keys = {tenant: key.get_secret_value() for tenant, key in self._http.api_keys.items()}
         limits = HttpLimits(int(self._http.max_body_bytes), keys)
-        app = build_http_app(self._service, limits, self._replica_stats)
+        app = build_http_app(self._service, limits, self._stats.read)
         app.add_middleware(WithoutRequestId)
         return app
 
@@ -82,14 +84,12 @@ class IngressDeployment:
         self._store_view = StoreView(endpoints.index, routing.table, self._index)
         self._client.view = self._store_view
 
-    def _replica_stats(self) -> Mapping[str, Mapping[str, float]]:
-        return self._client.view.stats()
-
     async def __del__(self) -> None:
         """Serve awaits this when it takes the deployment down."""
         if not hasattr(self, "_store_search"):
             return
         self._store_search.cancel()
+        self._stats.close()
         if self._store_view is not None:
             await asyncio.to_thread(self._store_view.close)
         self._service.close()

@@ -78,8 +78,9 @@ class ReplicaDeployment:
         """Brings up the ranks, blocking; a deployment of another kind of ranks is a subclass."""
         return InProcessExecutor.load(config, summary, progress)
 
-    async def stats(self) -> dict[str, float]:
-        return self._service.stats()
+    async def stats(self, route: RouteHint) -> tuple[str, dict[str, float]]:
+        """This replica's id and figures; whom `route` pins may be gone, and another one be asked."""
+        return self._replica_id, self._service.stats()
 
     def check_health(self) -> None:
         """Raises when Serve must replace this replica."""

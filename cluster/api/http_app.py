@@ -30,7 +30,7 @@ BodyT = TypeVar("BodyT", bound=GenerationBody)
 Begin = Callable[[BodyT, RequestContext], Coroutine[Any, Any, Answer]]
 
 
-def no_stats() -> ReplicaStats:
+async def no_stats() -> ReplicaStats:
     """The figures of no replica at all."""
     return {}
 
@@ -119,7 +119,7 @@ class _Routes:
         return JSONResponse(report.fields(), 200 if report.is_ready else 503, headers)
 
     async def metrics(self, request: Request) -> Response:
-        text = self._service.metrics.text(self._replica_stats())
+        text = self._service.metrics.text(await self._replica_stats())
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def version(self, request: Request) -> Response:

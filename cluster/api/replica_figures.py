@@ -70,6 +70,7 @@ _COUNTERS = {
 }
 
 _GAUGES = {
+    "figures_age_s": "Seconds since the replica told its figures; since it was first asked where it never has.",
     "prefill_tokens_per_s": "Tokens of prompts computed per second, estimated from recent steps.",
     "kv_blocks_resident": "KV blocks that can be found by their prefix.",
     "device_kv_bytes": "Bytes of KV blocks that running sequences hold.",

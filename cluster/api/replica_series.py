@@ -1,6 +1,6 @@
 """Owns the replicas' figures as Prometheus series: vLLM's names where they exist, ours for the rest. Knows no HTTP."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -16,7 +16,7 @@ from warmstate.cluster.api.replica_figures import COUNTED_AT_INGRESS, FIGURES, F
 ReplicaStats = Mapping[str, Mapping[str, float]]
 """The latest figures of each replica, by its id and then by the names of `ReplicaService.stats`."""
 
-StatsSource = Callable[[], ReplicaStats]
+StatsSource = Callable[[], Awaitable[ReplicaStats]]
 
 _LABELS = ("model_name", "replica")
 _HISTOGRAM_ENDS = ("_bucket_", "_sum", "_count")

@@ -21,10 +21,6 @@ class ReplicaView(Protocol):
         """Start-up phase of every replica known, by id; never empty."""
         ...
 
-    def stats(self) -> Mapping[str, Mapping[str, float]]:
-        """Latest statistics of every replica known, by id."""
-        ...
-
 
 class RoutedView:
     """What Serve alone tells: who is ready. Without a store nobody says how far the others are."""
@@ -37,9 +33,6 @@ class RoutedView:
 
     def phases(self) -> dict[str, ReplicaPhase]:
         return with_ready({}, self.ready())
-
-    def stats(self) -> Mapping[str, Mapping[str, float]]:
-        return {}
 
 
 def with_ready(told: Mapping[str, ReplicaPhase], ready: Collection[str]) -> dict[str, ReplicaPhase]:

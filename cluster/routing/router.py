@@ -10,7 +10,7 @@ MAX_LEAD = 8
 
 @dataclass(frozen=True, slots=True)
 class RouteHint:
-    """What the ingress knows about one request. Travels as the keyword argument `route` of the replica's `generate`.
+    """What the ingress knows about one request. Travels as the keyword argument `route` of the replica's methods.
 
     `depths` are usable prefix tokens by replica id; `store_depth` is what any replica can fetch. `pinned` is the one
     replica that may answer. `avoided` have refused or lost this request before.

@@ -40,9 +40,6 @@ class StoreView:
     def phases(self) -> dict[str, ReplicaPhase]:
         return with_ready({replica_id: _phase(row) for replica_id, row in self._rows.items()}, self.ready())
 
-    def stats(self) -> Mapping[str, Mapping[str, float]]:
-        return {replica_id: row.stats for replica_id, row in self._rows.items()}
-
     def close(self) -> None:
         self._closed.set()
         self._thread.join()

@@ -167,7 +167,11 @@ def test_health_is_good_once_one_replica_is_ready(http: httpx.Client, replica: A
 def test_metrics_count_tokens_and_add_the_replicas_own(serve: Callable[..., str], replica: Any) -> None:
     figures = {"num_requests_running": 2.0, "prefix_cache_hits": 7.0, "host_hits": 5.0, "prompt_tokens": 9.0}
     replica.script = lambda _: replica.saying("Hi", cached=3)
-    with httpx.Client(base_url=serve(replica_stats=lambda: {"r1": figures})) as client:
+
+    async def stats() -> dict[str, dict[str, float]]:
+        return {"r1": figures}
+
+    with httpx.Client(base_url=serve(replica_stats=stats)) as client:
         before = _series(client.get("/metrics").text)
         client.post(CHAT, json=HELLO)
         text = client.get("/metrics").text

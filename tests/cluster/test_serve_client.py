@@ -45,9 +45,6 @@ class Replicas:
     def phases(self) -> dict[str, ReplicaPhase]:
         return {name: ReplicaPhase("ready", 1.0) for name in self.scripts}
 
-    def stats(self) -> dict[str, dict[str, float]]:
-        return {}
-
     async def call(self, asked: GenerateRequest, route: RouteHint) -> AsyncGenerator[RoutedReply, None]:
         name = next(name for name in self.scripts if name not in route.avoided)
         self.calls.append((name, asked, route))

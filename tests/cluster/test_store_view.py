@@ -75,7 +75,6 @@ def test_phases_come_from_the_rows_and_readiness_from_serve(
     table.set_replicas(["b"])
     assert view.phases()["b"] == ReplicaPhase("ready", 1.0)
     assert list(view.ready()) == ["b"]
-    assert view.stats()["a"] == {"engine_steps": 3.0}
 
 
 def test_the_index_follows_the_replicas_events(

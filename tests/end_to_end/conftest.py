@@ -150,6 +150,12 @@ def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         running.process.kill()
 
 
+@pytest.fixture(scope="session")
+def start_server(checkpoint: Path) -> Callable[..., Server]:
+    """Starts one more server with these options of the command; whoever does must stop it."""
+    return lambda log_file, *options: Server(log_file, str(checkpoint), *options)
+
+
 @pytest.fixture
 def private_server(checkpoint: Path, tmp_path: Path) -> Iterator[Server]:
     """One replica and no store, for tests of how it ends; not yet ready."""
