@@ -15,6 +15,7 @@ import torch
 from warmstate.models.backend import BLOCK_TOKENS, ModelBackend, PlanRow, SlotRestore, StepOutput, StepPlan
 from warmstate.models.errors import ModelError
 from warmstate.replicas import sequence as sequences
+from warmstate.replicas.cache.copying import Copier
 from warmstate.replicas.cache.device_tier import device_stats
 from warmstate.replicas.cache.fetcher import Fetcher
 from warmstate.replicas.cache.host_tier import CheckpointListener, HostTier
@@ -65,6 +66,7 @@ class Engine:
         link: StoreLink | None = None,
         listener: CheckpointListener = lambda key, position, usable: None,
         account: PromptAccount | None = None,
+        copier: Copier | None = None,
     ) -> None:
         limits = backend.limits
         self._backend = backend
@@ -78,7 +80,9 @@ class Engine:
         host = HostTier(backend.shapes, names, cache.host_bytes - cache.parking_bytes, listener)
         parking = ParkingArea(backend, cache.parking_bytes)
         fetcher = Fetcher(link, backend, self._blocks, host, self._metrics.prefill_rate, cache) if link else None
-        self._cache = HybridCache(backend, self._blocks, host, parking, names, self.post, cache, link, fetcher, account)
+        self._cache = HybridCache(
+            backend, self._blocks, host, parking, names, self.post, cache, link, fetcher, account, copier
+        )
         self._scheduler = Scheduler(config.max_batch_tokens, self._blocks, self._slots, self._cache)
         self._sequences: dict[str, sequences.Sequence] = {}
         self._arrivals = itertools.count()
@@ -226,7 +230,7 @@ class Engine:
             states = [output.states_at[index, position] for position in _positions(row)]
             if index in outcome.failures:
                 continue
-            if not all(self._cache.keep(sequence, state) for state in states):
+            if sequence.is_broken or not all(self._cache.keep(sequence, state) for state in states):
                 outcome.failures[index] = _NOT_FINITE
                 continue
             while (key := sequence.find_next_block_key()) is not None:

@@ -52,6 +52,12 @@ class BlockPool:
             self._free.pop(block, None)
         return blocks
 
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Adds a holder to blocks that have one."""
+        for block in blocks:
+            assert self._holders[block] > 0, f"block {block} may have new contents already"
+            self._holders[block] += 1
+
     def take_free(self, count: int) -> list[int]:
         """Hands out blocks for new contents; what they contained can no longer be found. The caller checks `fits`."""
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]

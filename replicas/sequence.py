@@ -56,7 +56,8 @@ class Sequence:
 
     `prefix_keys` are those of all whole blocks of its tokens, output included. `num_known_tokens` of its prompt had
     been seen when it arrived. `placements` are where its prompt is checkpointed; beyond `output_from` (None: nowhere)
-    the last boundary is handed out too, for the checkpoint at the end of the output.
+    the last boundary is handed out too, for the checkpoint at the end of the output. It `is_broken` once KV of it is
+    known to hold a NaN or an infinity.
     """
 
     request: GenerateRequest
@@ -79,6 +80,7 @@ class Sequence:
     fetch_miss: FetchMiss | None = None
     num_state: int = 0
     has_started: bool = False
+    is_broken: bool = False
     twin_leader: int | None = None
     finish_reason: FinishReason | None = None
     num_known_tokens: int = 0

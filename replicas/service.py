@@ -16,6 +16,7 @@ from warmstate.models.checkpoints.identity import namespace_facts
 from warmstate.models.checkpoints.preflight import CheckpointSummary, preflight
 from warmstate.models.errors import ModelError
 from warmstate.replicas.cache.analysis_thread import AnalysisThread
+from warmstate.replicas.cache.copying import CopyThread
 from warmstate.replicas.cache.prefix_analysis import PrefixAnalysis
 from warmstate.replicas.cache.shared_store import SharedStore, new_epoch, store_endpoints
 from warmstate.replicas.cache.state_codec import CheckpointNames
@@ -59,6 +60,7 @@ class ReplicaService:
         self._shared: SharedStore | None = None
         self._heartbeat: Heartbeat | None = None
         self._account: AnalysisThread | None = None
+        self._copies: CopyThread | None = None
 
     @property
     def phase(self) -> ReplicaPhase:
@@ -127,13 +129,15 @@ class ReplicaService:
             await self._heartbeat.close()
         if self._thread is not None:
             await self._thread.close()
+        if self._copies is not None:
+            await asyncio.to_thread(self._copies.close)
         if self._account is not None:
             await asyncio.to_thread(self._account.close)
         if self._shared is not None:
             await self._shared.close()
         if self._executor is not None:
             self._executor.close()
-        self._heartbeat = self._thread = self._shared = self._executor = self._account = None
+        self._heartbeat = self._thread = self._shared = self._executor = self._account = self._copies = None
 
     async def _load(self) -> None:
         config = self._config
@@ -174,6 +178,7 @@ class ReplicaService:
                 endpoints, config.store, names, self._replica_id, self._epoch, loop, config.cache.max_in_flight_bytes
             )
             await self._shared.catch_up()
+        self._copies = CopyThread()
         self._account = AnalysisThread(PrefixAnalysis(self._shared.elsewhere.find_deepest if self._shared else None))
         engine = Engine(
             backend,
@@ -184,6 +189,7 @@ class ReplicaService:
             self._shared.link if self._shared else None,
             self._shared.directory.tell_local if self._shared else lambda key, position, usable: None,
             self._account,
+            self._copies,
         )
         self._thread = EngineThread(engine, config.engine.max_queue, config.num_threads, loop, self._engine_died)
 

@@ -17,7 +17,8 @@ from warmstate.replicas.cache.fetch_rule import (
     FetchReason,
     decide,
 )
-from warmstate.replicas.cache.host_tier import HostTier
+from warmstate.replicas.cache.host_tier import HostTier, Room
+from warmstate.replicas.cache.placement import kind_of_mark
 from warmstate.replicas.cache.prefix_reader import FetchedPrefix
 from warmstate.replicas.cache.state_codec import floor_to_segment, state_bytes
 from warmstate.replicas.cache.store_link import StoreLink
@@ -33,7 +34,10 @@ _MAX_CANDIDATES = 8
 
 class Fetcher:
     """What it holds, from the start of a fetch until its sequence has begun to run, is bounded by what could run here
-    (slots, KV tokens) and by `max_in_flight_bytes`. Who finds no room waits, as long as fetching still pays."""
+    (slots, KV tokens) and by `max_in_flight_bytes`. Who finds no room waits, as long as fetching still pays.
+
+    A prefix larger than that comes straight into the host tier, under the budget of that, where it finds room.
+    """
 
     def __init__(
         self,
@@ -54,10 +58,12 @@ class Fetcher:
         self._max_bytes = config.max_in_flight_bytes
         self._clock = link.clock
         self._held: dict[Sequence, FetchCandidate] = {}
+        self._rooms: dict[Sequence, Room] = {}
         self._in_flight: set[Sequence] = set()
         self._probe: Sequence | None = None
         self._probed_at_s: float | None = None
         self._waited: Counter[str] = Counter(room=0)
+        self._refused: Counter[str] = Counter(room=0)
         self._reasons: Counter[str] = Counter(dict.fromkeys(FetchReason, 0))
 
     def decide(self, sequence: Sequence, keys: Keys[bytes], local_position: int) -> FetchDecision:
@@ -68,7 +74,7 @@ class Fetcher:
             num_tokens=sequence.num_tokens,
             local_position=local_position,
             candidates=tuple(self._candidate(keys, num_resident, position) for position in stored[-_MAX_CANDIDATES:]),
-            max_bytes=self._max_bytes,
+            max_bytes=max(self._max_bytes, self._host.budget_bytes),
             num_in_flight=len(self._in_flight),
             prefill_tokens_per_s=self._prefill.find(),
             store=self._link.transfer_rate,
@@ -83,19 +89,29 @@ class Fetcher:
         fits = not held or (
             len(held) < self._backend.limits.num_slots
             and sum(other.position for other in held) + wanted.position <= self._blocks.capacity * BLOCK_TOKENS
-            and sum(other.num_bytes for other in held) + wanted.num_bytes <= self._max_bytes
+            and self._held_bytes + self._bytes_to_hold(wanted) <= self._max_bytes
         )
         if not fits and not sequence.waited_to_fetch:
             sequence.waited_to_fetch = True
             self._waited["room"] += 1
         return fits
 
-    def start(self, sequence: Sequence, keys: Keys[bytes], done: Callable[[FetchedPrefix | FetchMiss], None]) -> None:
-        """Starts the one fetch of a sequence, as decided; `done` is called on the event loop."""
+    def start(self, sequence: Sequence, keys: Keys[bytes], done: Callable[[FetchedPrefix | FetchMiss], None]) -> bool:
+        """Starts the one fetch of a sequence, as decided; `done` is called on the event loop.
+
+        False, and never, where the prefix is too large for what may be in flight and the host tier has no room now.
+        """
         decision = sequence.fetch_decision
         assert decision is not None, "a fetch follows a decision"
         assert decision.chosen is not None, "a fetch follows a decision for it"
         sequence.was_fetched = True
+        if self._bytes_to_hold(decision.chosen) == 0:
+            position = decision.chosen.position
+            room = self._host.reserve(keys, position, kind_of_mark(position, sequence.request.marks))
+            if room is None:
+                self._refused["room"] += 1
+                return False
+            self._rooms[sequence] = room
         sequence.status = SequenceStatus.FETCHING
         self._held[sequence] = decision.chosen
         self._in_flight.add(sequence)
@@ -104,6 +120,11 @@ class Fetcher:
         missing = self._host.missing_segments(keys, self._blocks.count_resident(keys), decision.chosen.position)
         num_bytes, expected_s = decision.chosen.num_bytes, decision.fetch_s or 0.0
         self._link.fetch(self._shapes, keys, missing, num_bytes, done, expected_s)
+        return True
+
+    def take_room(self, sequence: Sequence) -> Room | None:
+        """The room in the host tier for what a sequence fetched, if it has one; the caller uses it or gives it up."""
+        return self._rooms.pop(sequence, None)
 
     def ended(self, sequence: Sequence) -> None:
         """The fetch of a sequence has come to its end; what it holds is held until `release`."""
@@ -136,8 +157,17 @@ class Fetcher:
             **reasons,
             "fetch_waits_for_room": float(self._waited["room"]),
             "fetches_in_flight": float(len(self._in_flight)),
-            "fetch_held_bytes": float(sum(held.num_bytes for held in self._held.values())),
+            "fetch_held_bytes": float(self._held_bytes),
+            "fetches_refused_room": float(self._refused["room"]),
         }
+
+    @property
+    def _held_bytes(self) -> int:
+        return sum(map(self._bytes_to_hold, self._held.values()))
+
+    def _bytes_to_hold(self, candidate: FetchCandidate) -> int:
+        """Beside the host tier; 0 for what only the tier can hold."""
+        return candidate.num_bytes if candidate.num_bytes <= self._max_bytes else 0
 
     def _candidate(self, keys: Keys[bytes], num_resident: int, position: int) -> FetchCandidate:
         missing = self._host.missing_segments(keys, num_resident, position)

@@ -60,7 +60,7 @@ class HostTier:
     ) -> None:
         self._shapes = shapes
         self._names = names
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes
         self._store = MemoryStore(budget_bytes, evicts=False)
         self._policy = EvictionPolicy(listener=listener)
         self._now_s = now_s
@@ -132,7 +132,7 @@ class HostTier:
         num_bytes = len(missing) * self._segment_bytes + (row.num_bytes if is_new else 0)
         room = Room(row.key, position, missing, num_bytes, is_new)
         whole_path_bytes = row.num_bytes + len(row.segments) * self._segment_bytes
-        if whole_path_bytes + self._store.stats()["lent_bytes"] > self._budget_bytes:
+        if whole_path_bytes + self._store.stats()["lent_bytes"] > self.budget_bytes:
             self._num_refused += 1
             return None
         if num_bytes == 0:

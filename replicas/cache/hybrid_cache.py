@@ -6,16 +6,16 @@ device blocks or lies in the host tier; states lie in the host tier; the shared 
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from collections.abc import Sequence as Keys
 from dataclasses import replace
 
 from warmstate.cache_store.keys import BLOCK_TOKENS, SEGMENT_TOKENS
 from warmstate.models.backend import ModelBackend, SequenceState
 from warmstate.replicas.cache.blockers import PathFacts
+from warmstate.replicas.cache.copying import Copier, CopyNow, Post
 from warmstate.replicas.cache.fetch_miss import FetchMiss
 from warmstate.replicas.cache.fetcher import Fetcher
-from warmstate.replicas.cache.host_tier import HostTier
+from warmstate.replicas.cache.host_tier import HostTier, Room
 from warmstate.replicas.cache.keeper import CheckpointKeeper
 from warmstate.replicas.cache.parking import ParkingArea
 from warmstate.replicas.cache.placement import PlacementLimits, kind_of_mark, last_usable_boundary
@@ -43,9 +43,6 @@ _COUNTERS = (
     "twin_waits",
 )
 
-Post = Callable[[Callable[[], None]], None]
-"""Hands work to the engine thread, from any thread."""
-
 
 class HybridCache:
     """The scheduler's `PrefixSource`, and the keeper of the checkpoints that steps hand out."""
@@ -62,6 +59,7 @@ class HybridCache:
         link: StoreLink | None = None,
         fetcher: Fetcher | None = None,
         account: PromptAccount | None = None,
+        copier: Copier | None = None,
     ) -> None:
         self._backend = backend
         self._shapes = backend.shapes
@@ -71,7 +69,7 @@ class HybridCache:
         self._names = names
         self._post = post
         self._link = link
-        self._keeper = CheckpointKeeper(backend, host, names, link, config)
+        self._keeper = CheckpointKeeper(backend, blocks, host, names, link, config, copier or CopyNow(), post)
         limits = PlacementLimits(config.max_checkpoints_per_path, backend.limits.max_prefill_splits)
         self._placer = CheckpointPlacer(blocks, host, link, limits)
         self._fetcher = fetcher
@@ -156,23 +154,20 @@ class HybridCache:
         if state.position not in kinds:
             self._parking.put_output(sequence, state)
             return True
-        if not self._keeper.keep(sequence, state, kinds[state.position]):
-            return False
-        self._pending.keep(sequence, sequence.prefix_keys[state.position // BLOCK_TOKENS - 1])
-        return True
+        return self._keep(sequence, state, kinds[state.position])
 
     def keep_output(self, sequence: Sequence) -> bool:
         """Keeps the end of the output of a running sequence that ends; False, and nothing, if it is not finite."""
         if self._enabled:
             self._placer.part(sequence)
         state = self._parking.take_output(sequence)
-        return state is None or self._keeper.keep(sequence, state, CheckpointKind.OUTPUT)
+        return state is None or self._keep(sequence, state, CheckpointKind.OUTPUT)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is kept for any living sequence."""
+        """Whether nothing is kept for any living sequence, and nothing is being copied."""
         holds_fetched = self._fetcher is not None and not self._fetcher.is_idle
-        return self._pending.is_empty and self._parking.num_bytes == 0 and not holds_fetched
+        return self._keeper.is_idle and self._pending.is_empty and self._parking.num_bytes == 0 and not holds_fetched
 
     def stats(self) -> dict[str, float]:
         """Counters since the start, and what the host tier and the parking area hold now."""
@@ -183,6 +178,10 @@ class HybridCache:
         link = {f"store_{name}": value for figures in sources for name, value in figures.items()}
         counts = {name: float(count) for name, count in self._counts.items()}
         return {**counts, **told, **kept, **host, **self._parking.stats(), **link}
+
+    def _keep(self, sequence: Sequence, state: SequenceState, kind: CheckpointKind) -> bool:
+        copy = self._pending.hand_over(sequence, sequence.prefix_keys[state.position // BLOCK_TOKENS - 1])
+        return self._keeper.keep(sequence, state, kind, lambda: self._pending.withdraw(copy))
 
     def _must_wait(self, sequence: Sequence, keys: Keys[bytes], position: int) -> bool:
         """Waits for a twin that will make a prefix usable beyond `position`, or fetches where that is sooner."""
@@ -199,11 +198,13 @@ class HybridCache:
             return False
         if self._fetcher.has_room(sequence, wanted):
             self._pending.put(sequence, keys[stored // BLOCK_TOKENS - 1])
-            self._fetcher.start(
-                sequence,
-                keys[: stored // BLOCK_TOKENS],
-                lambda outcome: self._post(lambda: self._take_fetched(sequence, outcome)),
+            path = keys[: stored // BLOCK_TOKENS]
+            started = self._fetcher.start(
+                sequence, path, lambda outcome: self._post(lambda: self._take_fetched(sequence, outcome))
             )
+            if not started:
+                self._pending.withdraw(sequence)
+            return started
         return True
 
     def _started_prompt(self, sequence: Sequence) -> StartedPrompt:
@@ -232,8 +233,11 @@ class HybridCache:
         self._pending.withdraw(sequence)
         fetched = outcome if isinstance(outcome, FetchedPrefix) else None
         sequence.fetch_miss = outcome if isinstance(outcome, FetchMiss) else None
+        room = self._fetcher.take_room(sequence)
         if fetched is not None:
-            self._put_fetched(sequence, fetched)
+            self._put_fetched(sequence, fetched, room)
+        elif room is not None:
+            self._host.give_up(room)
         if sequence.status is not SequenceStatus.FETCHING:
             self._fetcher.release(sequence)
             return
@@ -245,10 +249,10 @@ class HybridCache:
         spans += _tail_span(fetched.buffers, fetched.position)
         sequence.fetched = LoadedPrefix(fetched.position, fetched.buffers.state(), tuple(spans), "store")
 
-    def _put_fetched(self, sequence: Sequence, fetched: FetchedPrefix) -> None:
+    def _put_fetched(self, sequence: Sequence, fetched: FetchedPrefix, room: Room | None) -> None:
         keys = sequence.prefix_keys[: fetched.position // BLOCK_TOKENS]
         kind = kind_of_mark(fetched.position, sequence.request.marks)
-        room = self._host.reserve(keys, fetched.position, kind)
+        room = room or self._host.reserve(keys, fetched.position, kind)
         if room is None:
             return
         segments = {self._names.segment(keys, stop): {"kv": as_part("kv", kv)} for stop, kv in fetched.segments.items()}

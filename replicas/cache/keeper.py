@@ -1,70 +1,90 @@
 """Owns what is kept and published of what sequences compute. Engine thread only; knows not what they start from."""
 
-from collections.abc import Iterable
-
-import torch
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from warmstate.cache_store.keys import BLOCK_TOKENS, SEGMENT_TOKENS, ObjectKey
 from warmstate.models.backend import ModelBackend, SequenceState
-from warmstate.replicas.cache.host_tier import HostTier
+from warmstate.replicas.cache.checkpoint_copy import CheckpointCopy, Objects, all_finite
+from warmstate.replicas.cache.copying import Copier, Post
+from warmstate.replicas.cache.host_tier import HostTier, Room
 from warmstate.replicas.cache.placement import Placement, kinds_on_path, surplus_checkpoints
-from warmstate.replicas.cache.state_codec import (
-    CheckpointNames,
-    Parts,
-    as_part,
-    encode_checkpoint,
-    floor_to_segment,
-    state_bytes,
-)
-from warmstate.replicas.cache.store_link import Publication, StoreLink
+from warmstate.replicas.cache.publication import Publication
+from warmstate.replicas.cache.state_codec import CheckpointNames, Parts, floor_to_segment, state_bytes
+from warmstate.replicas.cache.store_link import StoreLink
 from warmstate.replicas.config import CacheConfig
+from warmstate.replicas.kv_blocks import BlockPool
 from warmstate.replicas.messages import CheckpointKind
 from warmstate.replicas.sequence import Sequence
 
-Objects = dict[ObjectKey, Parts]
+
+@dataclass(frozen=True, slots=True)
+class _Keeping:
+    """A checkpoint that is being copied, and where it goes: into `room`, or only to the store, which has taken
+    `publish_bytes` of its bound for it."""
+
+    sequence: Sequence
+    placement: Placement
+    copy: CheckpointCopy
+    room: Room | None
+    publish_bytes: int
+    done: Callable[[], None]
 
 
 class CheckpointKeeper:
-    """Copies checkpoints to the host tier, and from there to the shared store in the background."""
+    """Copies checkpoints to the host tier, and from there to the shared store in the background.
+
+    A step waits for the copy of the state. KV is copied by `copier`; its blocks are held until then.
+    """
 
     def __init__(
         self,
         backend: ModelBackend,
+        blocks: BlockPool,
         host: HostTier,
         names: CheckpointNames,
         link: StoreLink | None,
         config: CacheConfig,
+        copier: Copier,
+        post: Post,
     ) -> None:
         self._backend = backend
+        self._blocks = blocks
         self._shapes = backend.shapes
         self._host = host
         self._names = names
         self._link = link
         self._config = config
+        self._copier = copier
+        self._post = post
+        self._in_progress: dict[bytes, _Keeping] = {}
         self._num_kept = dict.fromkeys(CheckpointKind, 0)
 
-    def keep(self, sequence: Sequence, state: SequenceState, kind: CheckpointKind) -> bool:
-        """Keeps and publishes a checkpoint of a committed step; False, and nothing, if it is not finite.
+    def keep(
+        self, sequence: Sequence, state: SequenceState, kind: CheckpointKind, done: Callable[[], None] = lambda: None
+    ) -> bool:
+        """Begins to keep and publish a checkpoint of a committed step; False, and nothing, if it is not finite.
 
-        The sequence still holds its blocks, so the bytes that are copied are the bytes that were computed.
+        `done` is called once, when the checkpoint can be found or is known not to come. Where its KV turns out not to
+        be finite only then, the sequence `is_broken` from then on.
         """
-        placement = Placement(state.position, kind)
-        room = self._host.reserve(sequence.prefix_keys, state.position, kind)
-        if room is None and not self._would_publish(sequence, placement):
-            return _all_finite(state.rec, state.conv)
-        segments = self._copy_segments(sequence, floor_to_segment(state.position))
-        checkpoint = self._copy_checkpoint(sequence, state)
-        if segments is None or checkpoint is None:
-            if room is not None:
-                self._host.give_up(room)
+        keeping = self._begin(sequence, state, Placement(state.position, kind), done)
+        if keeping is None:
+            done()
+            return all_finite(state.rec, state.conv)
+        if not keeping.copy.is_finite:
+            self._give_up(keeping)
+            done()
             return False
-        if room is not None:
-            self._host.put(room, segments, checkpoint)
-        self._num_kept[kind] += 1
-        self._drop_surplus(sequence)
-        if _is_for_all(sequence, placement):
-            self._publish(sequence, placement, segments, checkpoint)
-        return True
+        self._blocks.hold(keeping.copy.blocks)
+        self._in_progress[keeping.copy.path[-1]] = keeping
+        self._copier.run(keeping.copy.read_kv, lambda: self._end(keeping), self._post)
+        return keeping.copy.is_finite
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being copied."""
+        return not self._in_progress
 
     def publish_on_second_sight(self, sequence: Sequence) -> None:
         """Publishes the safety positions that an earlier prompt left on the path of this one."""
@@ -72,14 +92,67 @@ class CheckpointKeeper:
             if placement.kind is CheckpointKind.SAFETY:
                 self._publish_kept(sequence, placement)
 
+    def stats(self) -> dict[str, float]:
+        """Checkpoints kept since the start, by kind; those being copied now."""
+        kept = {f"checkpoints_kept_{kind}": float(count) for kind, count in self._num_kept.items()}
+        return {**kept, "checkpoints_in_copy": float(len(self._in_progress))}
+
+    def _begin(
+        self, sequence: Sequence, state: SequenceState, placement: Placement, done: Callable[[], None]
+    ) -> _Keeping | None:
+        """Finds room and copies the state; None where nobody would take it, or it is on its way already."""
+        if sequence.prefix_keys[state.position // BLOCK_TOKENS - 1] in self._in_progress:
+            return None
+        room = self._host.reserve(sequence.prefix_keys, state.position, placement.kind)
+        publish_bytes = 0 if room is not None else self._take_publish_bytes(sequence, placement)
+        if room is None and not publish_bytes:
+            return None
+        copy = CheckpointCopy(self._backend, self._names, sequence, state, self._host.borrow)
+        return _Keeping(sequence, placement, copy, room, publish_bytes, done)
+
+    def _end(self, keeping: _Keeping) -> None:
+        """The KV has been copied, or not."""
+        copy, sequence = keeping.copy, keeping.sequence
+        del self._in_progress[copy.path[-1]]
+        if copy.is_read:
+            self._put(keeping)
+        else:
+            self._give_up(keeping)
+        if not copy.is_finite:
+            sequence.is_broken = True
+            for block in copy.own_blocks:
+                self._blocks.forget(block)
+        self._blocks.release(copy.blocks)
+        keeping.done()
+
+    def _put(self, keeping: _Keeping) -> None:
+        copy, sequence, placement = keeping.copy, keeping.sequence, keeping.placement
+        if keeping.room is not None:
+            self._host.put(keeping.room, copy.segments, copy.groups)
+        self._num_kept[placement.kind] += 1
+        self._drop_surplus(sequence)
+        if self._link is None or not _is_for_all(sequence, placement):
+            return
+        if keeping.room is not None:
+            self._publish(sequence, placement, copy.groups)
+            return
+        objects = (
+            *((key, parts) for key, parts in copy.segments.items() if self._link.lacks(key)),
+            *copy.groups.items(),
+        )
+        publication = Publication(copy.path, objects, placement.kind, self._ttl_s(placement))
+        self._link.publish_taken(publication, keeping.publish_bytes)
+
+    def _give_up(self, keeping: _Keeping) -> None:
+        if keeping.room is not None:
+            self._host.give_up(keeping.room)
+        if self._link is not None and keeping.publish_bytes:
+            self._link.give_back(keeping.publish_bytes)
+
     def _on_path(self, sequence: Sequence, num_tokens: int) -> tuple[Placement, ...]:
         """The local checkpoints of the first `num_tokens` tokens of a sequence, the shallowest first."""
         keys = sequence.prefix_keys[: num_tokens // BLOCK_TOKENS]
         return kinds_on_path(self._host.checkpoints_on_path(keys))
-
-    def stats(self) -> dict[str, float]:
-        """Checkpoints kept since the start, by kind."""
-        return {f"checkpoints_kept_{kind}": float(count) for kind, count in self._num_kept.items()}
 
     def _drop_surplus(self, sequence: Sequence) -> None:
         """A conversation that grows must not fill the tier with its own past."""
@@ -87,81 +160,50 @@ class CheckpointKeeper:
         for placement in surplus_checkpoints(on_path, self._config.max_checkpoints_per_path):
             self._host.drop(sequence.prefix_keys[placement.position // BLOCK_TOKENS - 1])
 
-    def _would_publish(self, sequence: Sequence, placement: Placement) -> bool:
-        """Whether a checkpoint is worth copying for the shared store alone."""
+    def _take_publish_bytes(self, sequence: Sequence, placement: Placement) -> int:
+        """The bytes of a checkpoint that is worth copying for the shared store alone, taken of its bound; 0 if not."""
         if self._link is None or not _is_for_all(sequence, placement):
-            return False
+            return 0
         tail_start = floor_to_segment(placement.position)
-        stops = range(SEGMENT_TOKENS, tail_start + 1, SEGMENT_TOKENS)
-        num_lacking = sum(self._link.lacks(self._names.segment(sequence.prefix_keys, stop)) for stop in stops)
+        num_lacking = sum(map(self._link.lacks, self._segment_keys(sequence, tail_start)))
         num_tokens = placement.position - tail_start + SEGMENT_TOKENS * num_lacking
-        return self._link.would_take(state_bytes(self._shapes, num_tokens))
+        num_bytes = state_bytes(self._shapes, num_tokens)
+        return num_bytes if self._link.take(num_bytes) else 0
 
-    def _publish(self, sequence: Sequence, placement: Placement, segments: Objects, checkpoint: Objects) -> None:
-        """Sends what the store lacks of a checkpoint."""
-        if self._link is None:
-            return
-        lacking = [(key, parts) for key, parts in segments.items() if self._link.lacks(key)]
+    def _publish(self, sequence: Sequence, placement: Placement, groups: Objects) -> None:
+        """Sends a checkpoint, and of the KV below it what the store lacks, out of the host tier when its turn comes."""
+        assert self._link is not None, "publishing needs a store"
         path = tuple(sequence.prefix_keys[: placement.position // BLOCK_TOKENS])
-        ttl_s = self._config.session_ttl_s if placement.kind is CheckpointKind.OUTPUT else None
-        objects = (*lacking, *checkpoint.items())
-        self._link.publish(Publication(path, objects, placement.kind, ttl_s, self._host.borrow))
+        lacking = tuple(filter(self._link.lacks, self._segment_keys(sequence, placement.position)))
+        segment_bytes = state_bytes(self._shapes, SEGMENT_TOKENS) - state_bytes(self._shapes, 0)
+        ttl_s = self._ttl_s(placement)
+        self._link.publish(
+            Publication(path, tuple(groups.items()), placement.kind, ttl_s, lacking, segment_bytes, self._host.borrow)
+        )
 
     def _publish_kept(self, sequence: Sequence, placement: Placement) -> None:
         names = self._names.checkpoint(sequence.prefix_keys[placement.position // BLOCK_TOKENS - 1], placement.position)
         if self._link is None or not any(map(self._link.lacks, names)):
             return
-        stops = range(SEGMENT_TOKENS, placement.position + 1, SEGMENT_TOKENS)
-        segments = self._borrow(self._names.segment(sequence.prefix_keys, stop) for stop in stops)
-        checkpoint = self._borrow(names)
-        if segments is not None and checkpoint is not None:
-            self._publish(sequence, placement, segments, checkpoint)
+        groups = self._borrow(names)
+        if groups is not None:
+            self._publish(sequence, placement, groups)
+
+    def _segment_keys(self, sequence: Sequence, position: int) -> list[ObjectKey]:
+        """The names of the whole KV segments up to `position`, the shallowest first."""
+        stops = range(SEGMENT_TOKENS, position + 1, SEGMENT_TOKENS)
+        return [self._names.segment(sequence.prefix_keys, stop) for stop in stops]
+
+    def _ttl_s(self, placement: Placement) -> int | None:
+        return self._config.session_ttl_s if placement.kind is CheckpointKind.OUTPUT else None
 
     def _borrow(self, keys: Iterable[ObjectKey]) -> Objects | None:
         """Objects of the host tier; None if one is not there."""
         found = {key: self._host.borrow(key) for key in keys}
-        whole = {key: parts for key, parts in found.items() if parts is not None}
+        whole: dict[ObjectKey, Parts] = {key: parts for key, parts in found.items() if parts is not None}
         return whole if len(whole) == len(found) else None
-
-    def _copy_segments(self, sequence: Sequence, stop: int) -> Objects | None:
-        """The whole segments below `stop`, copied unless the host tier has them; None if one is not finite."""
-        segments: Objects = {}
-        for end in range(SEGMENT_TOKENS, stop + 1, SEGMENT_TOKENS):
-            key = self._names.segment(sequence.prefix_keys, end)
-            parts = self._host.borrow(key)
-            if parts is None:
-                kv = self._read_kv(sequence, end - SEGMENT_TOKENS, end)
-                if not _all_finite(kv):
-                    return None
-                parts = {"kv": as_part("kv", kv)}
-            segments[key] = parts
-        return segments
-
-    def _copy_checkpoint(self, sequence: Sequence, state: SequenceState) -> Objects | None:
-        """The objects of the state and the KV tail; None if something is not finite."""
-        tail_start = floor_to_segment(state.position)
-        kv_tail = self._read_kv(sequence, tail_start, state.position) if tail_start < state.position else None
-        if not _all_finite(state.rec, state.conv, kv_tail):
-            return None
-        prefix_key = sequence.prefix_keys[state.position // BLOCK_TOKENS - 1]
-        groups = self._names.checkpoint(prefix_key, state.position)
-        return dict(zip(groups, encode_checkpoint(self._shapes, state, kv_tail), strict=True))
-
-    def _read_kv(self, sequence: Sequence, start: int, stop: int) -> torch.Tensor:
-        kv = torch.empty(self._shapes.kv_shape(stop - start), dtype=self._shapes.dtype)
-        self._backend.read_kv(sequence.block_table, start, stop, kv)
-        return kv
 
 
 def _is_for_all(sequence: Sequence, placement: Placement) -> bool:
     """What only one path is known to need is not worth everyone's memory."""
     return placement.kind is not CheckpointKind.SAFETY or placement.position <= sequence.num_known_tokens
-
-
-def _all_finite(*tensors: torch.Tensor | None) -> bool:
-    return all(tensor is None or _is_finite(tensor) for tensor in tensors)
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    # Summing costs less than a copy, looking at every element ten times as much; large finite terms may overflow a sum.
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -8,7 +8,7 @@ from warmstate.cache_store.events import PrefixEvent
 from warmstate.cache_store.index_rows import StoredCheckpoint, StoredSegment
 from warmstate.cache_store.keys import BLOCK_TOKENS, SEGMENT_TOKENS
 from warmstate.cache_store.prefix_index import STORE_HOLDER, IndexRow, PrefixIndex
-from warmstate.replicas.cache.store_link import Publication
+from warmstate.replicas.cache.publication import Publication
 
 
 class EventDirectory:

@@ -5,12 +5,12 @@ Called from the engine thread, works on the event loop. A failure is one counted
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from warmstate.replicas.cache.estimates import TransferRate
 from warmstate.replicas.cache.fetch_miss import FetchMiss
 from warmstate.replicas.cache.known_objects import KnownObjects
 from warmstate.replicas.cache.prefix_reader import FetchedPrefix, PrefixReader
+from warmstate.replicas.cache.publication import Publication
 from warmstate.replicas.cache.single_flight import SingleFlight
 from warmstate.replicas.cache.state_codec import CheckpointNames, Parts
 from warmstate.replicas.histogram import SECONDS, Histogram
@@ -38,7 +39,7 @@ class StoreDirectory(Protocol):
         """The positions among block boundaries `keys` that the store can serve, the shallowest first."""
         ...
 
-    def put(self, publication: "Publication") -> None:
+    def put(self, publication: Publication) -> None:
         """Tells every replica that the store serves this prefix now."""
         ...
 
@@ -53,34 +54,6 @@ class StoreDirectory(Protocol):
     def tell_lost_segment(self, key: bytes) -> None:
         """Tells every replica that the store no longer holds the KV segment of this prefix key."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """A checkpoint to publish: its objects in the order of writing, KV first, so that it is whole once it is seen.
-
-    `path` holds the prefix key of every block boundary up to `position`; `kind` says why the position was chosen and
-    `ttl_s` how long it is wanted, None leaving that to the store. KV that is not among the objects should be in the
-    store; `find` gives what turns out not to be, from any thread, where it can.
-    """
-
-    path: Sequence[bytes]
-    objects: tuple[tuple[ObjectKey, Parts], ...]
-    kind: str = ""
-    ttl_s: int | None = None
-    find: Callable[[ObjectKey], Parts | None] = lambda key: None
-
-    @property
-    def prefix_key(self) -> bytes:
-        return self.path[-1]
-
-    @property
-    def position(self) -> int:
-        return len(self.path) * BLOCK_TOKENS
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.spec.num_bytes for _, parts in self.objects for part in parts.values())
 
 
 class StoreLink:
@@ -153,20 +126,27 @@ class StoreLink:
         """
         self._start(self._fetch(shapes, keys, segment_stops, num_bytes, done, expected_s))
 
-    def would_take(self, num_bytes: int) -> bool:
-        """Whether `publish` has room for so many bytes now, for whoever would copy them only for it; a no is counted
-        as a drop."""
+    def take(self, num_bytes: int) -> bool:
+        """Takes bytes of what publications may hold, for one that is being made; a no is counted as a drop."""
         with self._lock:
             fits = self._publish_bytes + num_bytes <= self._max_publish_bytes
             self._counts[f"publish_dropped_{DropReason.NO_ROOM}"] += not fits
+            self._publish_bytes += num_bytes if fits else 0
         return fits
+
+    def give_back(self, num_bytes: int) -> None:
+        """Ends what `take` began."""
+        with self._lock:
+            self._publish_bytes -= num_bytes
 
     def publish(self, publication: Publication) -> None:
         """Sends a checkpoint in the background; drops it, counted, when too much is on its way already."""
-        if self.would_take(publication.num_bytes):
-            with self._lock:
-                self._publish_bytes += publication.num_bytes
-            self._start(self._publish(publication))
+        if self.take(publication.held_bytes):
+            self.publish_taken(publication, publication.held_bytes)
+
+    def publish_taken(self, publication: Publication, taken_bytes: int) -> None:
+        """The same for one whose bytes `take` has taken; they are given back at its end."""
+        self._start(self._publish(publication, taken_bytes))
 
     async def drain(self) -> None:
         """Waits until everything that was started has ended."""
@@ -225,49 +205,52 @@ class StoreLink:
         for index in range(key.position // BLOCK_TOKENS - 1, len(keys)):
             self._directory.remove(keys[index], (index + 1) * BLOCK_TOKENS)
 
-    async def _publish(self, publication: Publication) -> None:
-        started, num_bytes = self.clock(), publication.num_bytes
+    async def _publish(self, publication: Publication, taken_bytes: int) -> None:
+        started = self.clock()
         try:
-            prepared = await self._prepare(publication)
-            outcome = prepared if isinstance(prepared, Dropped) else await self._put_objects(prepared)
-            if isinstance(outcome, Dropped):
-                self._count(f"publish_dropped_{outcome.reason}")
+            lost = await self._prepare(publication)
+            dropped = lost if isinstance(lost, Dropped) else await self._put_all(publication, lost)
+            if dropped is not None:
+                self._count(f"publish_dropped_{dropped.reason}")
                 return
-            self._directory.put(outcome)
+            self._directory.put(publication)
             self._count("published")
             self._publish_seconds.observe(self.clock() - started)
         finally:
-            with self._lock:
-                self._publish_bytes -= num_bytes
+            self.give_back(taken_bytes)
 
-    async def _prepare(self, publication: Publication) -> Publication | Dropped:
-        """The publication with what the store has lost of the KV that it needs; the rest lives as long as it."""
+    async def _prepare(self, publication: Publication) -> tuple[ObjectKey, ...] | Dropped:
+        """The KV segments that are to be put, the shallowest first; those in the store live as long as the rest."""
         own = {key for key, _ in publication.objects}
         stops = range(SEGMENT_TOKENS, publication.position + 1, SEGMENT_TOKENS)
         needed = [key for stop in stops if (key := self._names.segment(publication.path, stop)) not in own]
         ready = await self._store.prepare(needed, publication.num_bytes, publication.ttl_s)
-        if isinstance(ready, Dropped) or not ready.lost:
-            return ready if isinstance(ready, Dropped) else publication
-        for key in ready.lost:
+        if isinstance(ready, Dropped):
+            return ready
+        for key in set(ready.lost).difference(publication.lacking):
             self._known.remove(key)
             self._directory.tell_lost_segment(key.prefix)
-        found = [(key, parts) for key in ready.lost if (parts := publication.find(key)) is not None]
-        if len(found) < len(ready.lost):
-            return Dropped(DropReason.LOST_KV, f"{len(ready.lost) - len(found)} KV segments are neither there nor here")
-        return replace(publication, objects=(*found, *publication.objects))
+        return tuple(sorted(ready.lost, key=lambda key: key.position))
 
-    async def _put_objects(self, publication: Publication) -> Publication | Dropped:
-        """Puts all; where not all of them come to be there, none is taken for there, as no row will name it."""
-        for key, parts in publication.objects:
-            outcome = await self._put(key, parts, publication.ttl_s)
+    async def _put_all(self, publication: Publication, lost: Sequence[ObjectKey]) -> Dropped | None:
+        """Puts all, one after the other; where not all of it comes to be there, none is taken for there, as no row will
+        name it."""
+        finds = ((key, publication.find(key)) for key in lost)
+        for key, parts in itertools.chain(finds, publication.objects):
+            if parts is None:
+                outcome: Stored | Exists | Dropped = Dropped(
+                    DropReason.LOST_KV, "KV is neither there nor here any more"
+                )
+            else:
+                outcome = await self._put(key, parts, publication.ttl_s)
             if isinstance(outcome, Dropped):
-                for sent, _ in publication.objects:
-                    self._known.remove(sent)
+                for each in (*lost, *(key for key, _ in publication.objects)):
+                    self._known.remove(each)
                 return outcome
             # A checkpoint that is there for a short time must be asked for again by whoever wants it longer.
             if key.kind == "kv" or publication.ttl_s is None:
                 self._known.put(key, publication.ttl_s)
-        return publication
+        return None
 
     async def _put(self, key: ObjectKey, parts: Parts, ttl_s: int | None) -> Stored | Exists | Dropped:
         """Two checkpoints that share KV may be on their way at once: it is sent once, and both wait for it."""

@@ -1,19 +1,22 @@
 """Times what keeping and publishing a checkpoint costs the engine thread, at the sizes of the 0.8B shape.
 
-Run: python tests/bench/bench_publish.py [--rounds 30]
-Prints the milliseconds of one plain copy of the state, of `CheckpointKeeper.keep` (which copies, verifies, keeps in the
-host tier, and starts to publish), and of a stand-in for the next step alone and beside the publishing. Asserts nothing.
+Run: python tests/bench/bench_publish.py [--rounds 10] [--tokens 64 2048 8192 32768]
+Prints, for prefixes of so many tokens of which nothing is kept yet, medians of the milliseconds of one plain copy of
+the state, of `CheckpointKeeper.keep` as the engine's step pays for it (its KV is copied beside the steps, then kept in
+the host tier and published), of the same with all copying inside the step, and of a stand-in for the next step alone
+and beside the copying and publishing. Asserts nothing.
 """
 
 import argparse
 import asyncio
 import os
+import queue
 import statistics
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -23,12 +26,14 @@ from warmstate.cache_store.embedded import EmbeddedServer
 from warmstate.cache_store.keys import BLOCK_TOKENS, chain_root, prefix_keys
 from warmstate.cache_store.redis_store import RedisStore
 from warmstate.models.backend import ModelBackend, SequenceState, StateShapes
+from warmstate.models.kv_pool import KvPool
+from warmstate.replicas.cache.copying import Copier, CopyNow, CopyThread
 from warmstate.replicas.cache.host_tier import HostTier
 from warmstate.replicas.cache.keeper import CheckpointKeeper
 from warmstate.replicas.cache.state_codec import CheckpointNames
-from warmstate.replicas.cache.store_directory import EventDirectory
-from warmstate.replicas.cache.store_link import StoreLink
+from warmstate.replicas.cache.store_link import StoreDirectory, StoreLink
 from warmstate.replicas.config import CacheConfig
+from warmstate.replicas.kv_blocks import BlockPool
 from warmstate.replicas.messages import CheckpointKind, GenerateRequest, SamplingParams
 from warmstate.replicas.sequence import Sequence as EngineSequence
 
@@ -42,12 +47,39 @@ class NoDirectory:
         return lambda *_, **__: None
 
 
-def new_sequence() -> EngineSequence:
+def new_sequence(num_tokens: int) -> EngineSequence:
     """A prompt of its own, so that nothing of it is kept yet."""
-    tokens = np.frombuffer(os.urandom(4 * (BLOCK_TOKENS + 1)), dtype=np.uint32).astype(np.int32) & 0xFFFF
+    tokens = np.frombuffer(os.urandom(4 * (num_tokens + 1)), dtype=np.uint32).astype(np.int32) & 0xFFFF
     root = chain_root()
     keys = b"".join(prefix_keys(tokens.astype(np.uint32), root))
-    return EngineSequence(GenerateRequest("bench", tokens, SamplingParams(max_tokens=1), root, keys), 0, 4096)
+    return EngineSequence(GenerateRequest("bench", tokens, SamplingParams(max_tokens=1), root, keys), 0, 1 << 17)
+
+
+class Pool:
+    """The part of a backend that keeping needs: shapes, and the KV of a real pool."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.shapes = SHAPES
+        self.blocks = BlockPool(num_tokens // BLOCK_TOKENS + 1)
+        self._kv = KvPool(SHAPES, num_tokens // BLOCK_TOKENS + 1)
+        self._kv.pages.fill_(0.5)
+
+    def read_kv(self, blocks: Sequence[int], start: int, stop: int, out: torch.Tensor) -> None:
+        self._kv.read(blocks, start, stop, out)
+
+
+class Inbox:
+    """Where the engine thread, here the main one, finds work that others post."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def post(self, work: Callable[[], None]) -> None:
+        self._queue.put(work)
+
+    def run_until(self, idle: Callable[[], bool]) -> None:
+        while not idle():
+            self._queue.get()()
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -58,34 +90,52 @@ def timed(work: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30)
-    num_rounds = parser.parse_args().rounds
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 2048, 8192, 32768])
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    state = SequenceState(BLOCK_TOKENS, torch.randn(SHAPES.rec_shape()), torch.randn(SHAPES.conv_shape()).bfloat16())
-    matrix = torch.randn(512, 512)
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
+    for num_tokens in options.tokens:
+        measure(num_tokens, options.rounds, loop)
+    loop.call_soon_threadsafe(loop.stop)
+
+
+def measure(num_tokens: int, num_rounds: int, loop: asyncio.AbstractEventLoop) -> None:
+    """Prints the row of one length."""
+    state = SequenceState(num_tokens, torch.randn(SHAPES.rec_shape()), torch.randn(SHAPES.conv_shape()).bfloat16())
+    matrix, pool, inbox, copies = torch.randn(512, 512), Pool(num_tokens), Inbox(), CopyThread()
     with EmbeddedServer(max_memory_bytes=2 << 30) as server:
         store = RedisStore(server.address)
         names = CheckpointNames(bytes(32), SHAPES.num_head_groups)
-        link = StoreLink(store, cast(EventDirectory, NoDirectory()), names, loop, lambda _: 10.0)
-        host = HostTier(SHAPES, names, 1 << 30, lambda *_: None)
-        backend = cast(ModelBackend, SimpleNamespace(shapes=SHAPES, read_kv=lambda *given: given[-1].zero_()))
-        keeper = CheckpointKeeper(backend, host, names, link, CacheConfig())
-        took: dict[str, list[float]] = {name: [] for name in ("copy", "keep", "step alone", "step beside")}
+        link = StoreLink(store, cast(StoreDirectory, NoDirectory()), names, loop, lambda _: 10.0)
+
+        def new_keeper(copier: Copier, linked: StoreLink | None) -> CheckpointKeeper:
+            host = HostTier(SHAPES, names, 1 << 30, lambda *_: None)
+            backend = cast(ModelBackend, pool)
+            return CheckpointKeeper(backend, pool.blocks, host, names, linked, CacheConfig(), copier, inbox.post)
+
+        beside, inside = new_keeper(copies, link), new_keeper(CopyNow(), None)
+        took: dict[str, list[float]] = defaultdict(list)
         for _ in range(num_rounds):
-            sequence = new_sequence()
+            sequence = new_sequence(num_tokens)
+            sequence.block_table = pool.blocks.take_free(num_tokens // BLOCK_TOKENS)
             took["step alone"].append(timed(lambda: step(matrix)))
             took["copy"].append(timed(lambda: (state.rec.clone(), state.conv.clone())))
-            took["keep"].append(timed(partial(keeper.keep, sequence, state, CheckpointKind.END)))
+            took["all inside"].append(timed(partial(inside.keep, sequence, state, CheckpointKind.END)))
+            took["keep"].append(timed(partial(beside.keep, sequence, state, CheckpointKind.END)))
             took["step beside"].append(timed(lambda: step(matrix)))
+            inbox.run_until(lambda: beside.is_idle)
             asyncio.run_coroutine_threadsafe(link.drain(), loop).result()
-        stats = link.stats()
+            pool.blocks.release(sequence.block_table)
+        published = link.stats()["published"]
         asyncio.run_coroutine_threadsafe(store.close(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
+    copies.close()
     shown = ", ".join(f"{name} {statistics.median(values):.2f} ms" for name, values in took.items())
-    print(f"medians of {num_rounds}: {shown}; published {stats['published']:.0f}")
-    print(f"keep beyond one copy: {statistics.median(differences(took['keep'], took['copy'])):+.2f} ms")
+    beyond = statistics.median(differences(took["keep"], took["copy"]))
+    print(
+        f"{num_tokens:6} tokens: {shown}; keep beyond one copy {beyond:+.2f} ms; published {published:.0f}", flush=True
+    )
 
 
 def step(matrix: torch.Tensor) -> torch.Tensor:

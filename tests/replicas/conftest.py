@@ -34,8 +34,9 @@ from warmstate.models.errors import BackendError
 from warmstate.models.qwen_hybrid import QwenHybrid
 from warmstate.models.ranks import RankSlice
 from warmstate.models.torch_backend import TorchBackend
+from warmstate.replicas.cache.publication import Publication
 from warmstate.replicas.cache.state_codec import CheckpointNames
-from warmstate.replicas.cache.store_link import Publication, StoreLink
+from warmstate.replicas.cache.store_link import StoreLink
 from warmstate.replicas.config import CacheConfig, EngineConfig
 from warmstate.replicas.engine import Engine
 from warmstate.replicas.messages import CheckpointKind, GenerateRequest, Mark, SamplingParams, TokenLogprobs

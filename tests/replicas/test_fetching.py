@@ -344,10 +344,40 @@ def test_what_waits_for_room_in_flight_is_counted_and_served(
     assert engine.stats()["store_fetch_held_bytes"] == 0
 
 
-def test_a_prefix_larger_than_what_may_be_in_flight_is_computed(
-    replica: Build, ask: Build, prompts: list[Any], expected: list[Any]
+def test_a_prefix_larger_than_what_may_be_in_flight_comes_into_the_host_tier(
+    replica: Build, ask: Build, prompts: list[Any], expected: list[Any], store: MeasuredStore, request_for: Build
 ) -> None:
     engine, _ = replica(max_in_flight_bytes=5_000)
+    store.stalled = True
+    request = request_for(prompts[1])
+    engine.add(request)
+    assert engine.step() is None
+    stats = engine.stats()
+    assert (stats["store_fetches_in_flight"], stats["store_fetch_held_bytes"]) == (1, 0)
+    assert stats["host_bytes"] > 5_000, "the budget of the host tier is taken before anything is read"
+    engine.cancel(request.request_id)
+    store.stalled = False
+    (result,) = ask(engine, prompts[0])
+    assert (result.num_cached_tokens, result.cache_source, result.output) == (576, "store", expected[0].output)
+
+
+def test_the_room_of_a_large_prefix_that_does_not_come_is_free_again(
+    replica: Build, ask: Build, prompts: list[Any], expected: list[Any], store: MeasuredStore
+) -> None:
+    engine, _ = replica(max_in_flight_bytes=5_000)
+    store.refuse = lambda key: Miss(MissReason.TIMEOUT)
+    (result,) = ask(engine, prompts[0])
+    assert (result.num_cached_tokens, result.output) == (0, expected[0].output)
+    held = engine.stats()["host_bytes"]
+    engine, _ = replica(max_in_flight_bytes=5_000, fetch_policy="never")
+    ask(engine, prompts[0])
+    assert held == engine.stats()["host_bytes"]
+
+
+def test_a_prefix_that_neither_memory_could_hold_is_computed(
+    replica: Build, ask: Build, prompts: list[Any], expected: list[Any]
+) -> None:
+    engine, _ = replica(max_in_flight_bytes=5_000, host_bytes=6_000)
     (result,) = ask(engine, prompts[0])
     assert (result.num_cached_tokens, result.output) == (0, expected[0].output)
     assert reasons(engine) == {"too_large": 1}
