@@ -152,7 +152,10 @@ class BackendLimits:
 
 
 class ModelBackend(Protocol):
-    """Blocking; called from the engine thread only. Implementations: `torch_backend.TorchBackend`; Neuron later."""
+    """Blocking; called from the engine thread only, but for `read_kv`.
+
+    Implementations: `torch_backend.TorchBackend`; Neuron later.
+    """
 
     @property
     def shapes(self) -> StateShapes: ...
@@ -187,7 +190,10 @@ class ModelBackend(Protocol):
         ...
 
     def read_kv(self, blocks: Sequence[int], start: int, stop: int, out: torch.Tensor) -> None:
-        """Copies the KV of positions [start, stop) of a sequence with block table `blocks` into `out` (kv_shape)."""
+        """Copies the KV of positions [start, stop) of a sequence with block table `blocks` into `out` (kv_shape).
+
+        From any thread and beside a step, if the blocks are full and somebody holds them: nothing writes to those.
+        """
         ...
 
     def write_kv(self, blocks: Sequence[int], start: int, stop: int, source: torch.Tensor) -> None:

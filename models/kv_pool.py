@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from warmstate.models.backend import BLOCK_TOKENS, StateShapes, blocks_for
@@ -20,6 +22,7 @@ class KvPool:
         self.pages = torch.empty(layers, 2, num_blocks * self._heads, BLOCK_TOKENS, head_dim, dtype=shapes.dtype)
         self._blocks = self.pages.view(layers, 2, num_blocks, self._heads, BLOCK_TOKENS, head_dim)
         self._blocks[:, :, 0].zero_()
+        self._raw = _raw(self._blocks)
 
     def clear(self, blocks: torch.Tensor) -> None:
         """Zeroes whole blocks."""
@@ -34,9 +37,14 @@ class KvPool:
             flat.index_copy_(0, rows, tokens.reshape(-1, head_dim).to(flat.dtype))
 
     def read(self, blocks: Sequence[int], start: int, stop: int, out: torch.Tensor) -> None:
-        """Copies positions [start, stop) into `out` [layers, kv heads, 2, tokens, head_dim]."""
+        """Copies positions [start, stop) into `out` [layers, kv heads, 2, tokens, head_dim].
+
+        By one thread, numpy's way: torch would take the cores from the step that runs beside this.
+        """
+        raw_out = _raw(out)
         for block, at, rows in _pieces(blocks, start, stop):
-            out[:, :, :, at : at + len(rows)] = self._blocks[:, :, block, :, rows.start : rows.stop].transpose(1, 2)
+            piece = self._raw[:, :, block, :, rows.start : rows.stop]
+            np.copyto(raw_out[:, :, :, at : at + len(rows)], piece.swapaxes(1, 2))
 
     def write(self, blocks: Sequence[int], start: int, stop: int, source: torch.Tensor) -> None:
         """Writes positions [start, stop) from `source`, laid out as `out` of `read`."""
@@ -45,6 +53,11 @@ class KvPool:
                 self._blocks[:, :, block].zero_()
             piece = source[:, :, :, at : at + len(rows)].transpose(1, 2)
             self._blocks[:, :, block, :, rows.start : rows.stop] = piece
+
+
+def _raw(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
+    """The same memory as integers; numpy knows no bfloat16."""
+    return tensor.view({2: torch.int16, 4: torch.int32}[tensor.itemsize]).numpy()
 
 
 def _pieces(blocks: Sequence[int], start: int, stop: int) -> list[tuple[int, int, range]]:

@@ -38,7 +38,7 @@ from warmstate.replicas.messages import (
 _LOG = logging.getLogger(__name__)
 
 # Python's 5 ms would let the engine thread keep the event loop from sending what the last step gave.
-_SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 _WARM_TOKENS = 130
 
 
@@ -76,7 +76,7 @@ class ReplicaService:
 
         Raises `ModelError`, `ReplicaError` (`OutOfMemory`) or `CacheStoreError`, and then stays in phase "failed".
         """
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         endpoints = store_endpoints(self._config.store)
         try:
             if endpoints is not None:

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
-
 logger = logging.getLogger(__name__)
 
 Work = Callable[[], None]
@@ -48,8 +46,6 @@ class CopyThread:
         self._thread.join()
 
     def _run(self) -> None:
-        # The steps have the cores.
-        torch.set_num_threads(1)
         while (job := self._queue.get()) is not None:
             work, done, post = job
             try:

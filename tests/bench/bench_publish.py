@@ -12,6 +12,7 @@ import asyncio
 import os
 import queue
 import statistics
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -36,6 +37,7 @@ from warmstate.replicas.config import CacheConfig
 from warmstate.replicas.kv_blocks import BlockPool
 from warmstate.replicas.messages import CheckpointKind, GenerateRequest, SamplingParams
 from warmstate.replicas.sequence import Sequence as EngineSequence
+from warmstate.replicas.service import SWITCH_INTERVAL_S
 
 SHAPES = StateShapes(18, 16, 16, 128, 128, 4, 6, 2, 256, torch.bfloat16)
 
@@ -94,6 +96,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[64, 2048, 8192, 32768])
     options = parser.parse_args()
     torch.set_num_threads(1)
+    # As in a replica.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     for num_tokens in options.tokens:

@@ -64,6 +64,17 @@ def bench(fake_backend: Build, engine_over: Build, collect_step: Build) -> Calla
     return build
 
 
+def bad_kv(fake_backend: Any) -> Any:
+    """A backend whose KV holds a NaN for whoever reads it, and whose logits do not show it."""
+
+    class BadKv(fake_backend):  # type: ignore[misc]
+        def read_kv(self, blocks: Any, start: int, stop: int, out: torch.Tensor) -> None:
+            super().read_kv(blocks, start, stop, out)
+            out.view(-1)[-1] = math.nan
+
+    return BadKv()
+
+
 def test_nobody_starts_from_a_checkpoint_before_its_kv_is_there(
     bench: Callable[..., Bench], request_for: Build, prompt_of: Build
 ) -> None:
@@ -107,12 +118,7 @@ def test_blocks_keep_their_contents_until_they_are_copied(
 def test_kv_that_is_not_finite_ends_its_sequence_and_is_found_by_nobody(
     bench: Callable[..., Bench], fake_backend: Build, request_for: Build, prompt_of: Build
 ) -> None:
-    class BadKv(fake_backend):  # type: ignore[misc, valid-type]
-        def read_kv(self, blocks: Any, start: int, stop: int, out: torch.Tensor) -> None:
-            super().read_kv(blocks, start, stop, out)
-            out.view(-1)[-1] = math.nan
-
-    subject = bench(BadKv())
+    subject = bench(bad_kv(fake_backend))
     request = request_for(prompt_of(300), max_tokens=200)
     subject.engine.add(request)
     subject.step()
@@ -124,6 +130,19 @@ def test_kv_that_is_not_finite_ends_its_sequence_and_is_found_by_nobody(
     assert "NaN" in result.error
     assert subject.engine.stats()["host_checkpoints"] == 0
     assert subject.engine.stats()["kv_blocks_resident"] == 0
+    subject.engine.check_integrity()
+
+
+def test_kv_of_an_ended_sequence_that_is_not_finite_is_found_by_nobody(
+    bench: Callable[..., Bench], fake_backend: Build, request_for: Build, prompt_of: Build
+) -> None:
+    subject = bench(bad_kv(fake_backend))
+    assert subject.run(request_for(prompt_of(300), max_tokens=1)).finish_reason == "length"
+    assert subject.engine.stats()["kv_blocks_resident"] == 4
+    subject.copier.copy_all()
+    subject.engine.run_posted()
+    assert subject.engine.stats()["kv_blocks_resident"] == 0
+    assert subject.engine.stats()["host_checkpoints"] == 0
     subject.engine.check_integrity()
 
 
@@ -184,6 +203,17 @@ def test_a_copy_that_fails_is_not_kept_and_the_next_one_is(
     assert results["second"].num_cached_tokens == 0
     assert engine.stats()["host_checkpoints_whole"] == 1
     engine.check_integrity()
+
+
+def test_a_copy_is_made_on_another_thread_and_ends_on_the_one_it_is_posted_to() -> None:
+    copies, did = CopyThread(), list[str]()
+    posted: list[Work] = []
+    copies.run(lambda: did.append(threading.current_thread().name), lambda: did.append("done"), posted.append)
+    copies.close()
+    assert did == ["warmstate-copies"]
+    (done,) = posted
+    done()
+    assert did == ["warmstate-copies", "done"]
 
 
 @pytest.mark.parametrize("seed", range(6))
