@@ -44,5 +44,15 @@ class Publication:
         return self._object_bytes + self.segment_bytes * bool(self.lacking)
 
     @property
+    def segments(self) -> dict[ObjectKey, int]:
+        """The KV segments to write, and the bytes of each."""
+        own = {key: _num_bytes(parts) for key, parts in self.objects if key.kind == "kv"}
+        return own | dict.fromkeys(self.lacking, self.segment_bytes)
+
+    @property
     def _object_bytes(self) -> int:
-        return sum(part.spec.num_bytes for _, parts in self.objects for part in parts.values())
+        return sum(_num_bytes(parts) for _, parts in self.objects)
+
+
+def _num_bytes(parts: Parts) -> int:
+    return sum(part.spec.num_bytes for part in parts.values())

@@ -68,14 +68,13 @@ class EventDirectory:
         return {
             key.prefix: StoredSegment(
                 position=key.position,
-                num_bytes=sum(part.spec.num_bytes for part in parts.values()),
+                num_bytes=num_bytes,
                 parent_key=_key_at(publication.path, key.position - SEGMENT_TOKENS),
                 created_ms=_now_ms(),
                 ttl_s=self._ttl(publication),
                 epoch=self._epoch,
             )
-            for key, parts in publication.objects
-            if key.kind == "kv"
+            for key, num_bytes in publication.segments.items()
         }
 
     def _ttl(self, publication: Publication) -> int:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from threading import Lock
 from typing import Any, Protocol
 
@@ -208,34 +209,35 @@ class StoreLink:
     async def _publish(self, publication: Publication, taken_bytes: int) -> None:
         started = self.clock()
         try:
-            lost = await self._prepare(publication)
-            dropped = lost if isinstance(lost, Dropped) else await self._put_all(publication, lost)
-            if dropped is not None:
-                self._count(f"publish_dropped_{dropped.reason}")
+            prepared = await self._prepare(publication)
+            outcome = prepared if isinstance(prepared, Dropped) else await self._put_all(prepared)
+            if isinstance(outcome, Dropped):
+                self._count(f"publish_dropped_{outcome.reason}")
                 return
-            self._directory.put(publication)
+            self._directory.put(outcome)
             self._count("published")
             self._publish_seconds.observe(self.clock() - started)
         finally:
             self.give_back(taken_bytes)
 
-    async def _prepare(self, publication: Publication) -> tuple[ObjectKey, ...] | Dropped:
-        """The KV segments that are to be put, the shallowest first; those in the store live as long as the rest."""
-        own = {key for key, _ in publication.objects}
+    async def _prepare(self, publication: Publication) -> Publication | Dropped:
+        """The publication with what the store has lost of the KV that it needs; the rest lives as long as it."""
+        own = {*publication.lacking, *(key for key, _ in publication.objects)}
         stops = range(SEGMENT_TOKENS, publication.position + 1, SEGMENT_TOKENS)
         needed = [key for stop in stops if (key := self._names.segment(publication.path, stop)) not in own]
         ready = await self._store.prepare(needed, publication.num_bytes, publication.ttl_s)
         if isinstance(ready, Dropped):
             return ready
-        for key in set(ready.lost).difference(publication.lacking):
+        for key in ready.lost:
             self._known.remove(key)
             self._directory.tell_lost_segment(key.prefix)
-        return tuple(sorted(ready.lost, key=lambda key: key.position))
+        lacking = sorted((*ready.lost, *publication.lacking), key=lambda key: key.position)
+        return replace(publication, lacking=tuple(lacking))
 
-    async def _put_all(self, publication: Publication, lost: Sequence[ObjectKey]) -> Dropped | None:
+    async def _put_all(self, publication: Publication) -> Publication | Dropped:
         """Puts all, one after the other; where not all of it comes to be there, none is taken for there, as no row will
         name it."""
-        finds = ((key, publication.find(key)) for key in lost)
+        finds = ((key, publication.find(key)) for key in publication.lacking)
         for key, parts in itertools.chain(finds, publication.objects):
             if parts is None:
                 outcome: Stored | Exists | Dropped = Dropped(
@@ -244,13 +246,13 @@ class StoreLink:
             else:
                 outcome = await self._put(key, parts, publication.ttl_s)
             if isinstance(outcome, Dropped):
-                for each in (*lost, *(key for key, _ in publication.objects)):
+                for each in (*publication.lacking, *(key for key, _ in publication.objects)):
                     self._known.remove(each)
                 return outcome
             # A checkpoint that is there for a short time must be asked for again by whoever wants it longer.
             if key.kind == "kv" or publication.ttl_s is None:
                 self._known.put(key, publication.ttl_s)
-        return None
+        return publication
 
     async def _put(self, key: ObjectKey, parts: Parts, ttl_s: int | None) -> Stored | Exists | Dropped:
         """Two checkpoints that share KV may be on their way at once: it is sent once, and both wait for it."""

@@ -279,7 +279,7 @@ def test_the_end_of_an_answer_is_wanted_for_a_session_and_all_else_for_longer(
     # What the next turn needs for longer lives longer from now on, though it is there.
     ask(engine, [*prompt, *answer.token_ids, *prompt_of(50)])
     sharing.drain(link)
-    assert store.renewed == [([256], None), ([256, 512], 77), ([256, 512], None)]
+    assert store.renewed == [([], None), ([256], 77), ([256, 512], None)]
     assert store.ttl_s[("ck", 576)] == [None]
 
 

@@ -236,9 +236,9 @@ def test_publishing_beyond_the_bound_is_dropped_and_counted(
     replica: Build, ask: Build, sharing: Any, troubled: TroubledStore
 ) -> None:
     troubled.stalled = True
-    engine, link = replica(troubled, max_publish_bytes=12_000)
+    engine, link = replica(troubled, max_publish_bytes=8_000)
     ask(engine, 600)
-    assert 0 < link.stats()["publish_bytes"] <= 12_000
+    assert 0 < link.stats()["publish_bytes"] <= 8_000
     ask(engine, 900)
     assert link.stats()["publish_dropped_no_room"] == 1
     troubled.stalled = False
