@@ -1,13 +1,16 @@
 """The real HAProxy with the configuration that Serve writes, in each state that the API can be in. Starts no Ray."""
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import psutil
@@ -50,12 +53,20 @@ api._generate_config_file_internal()
 
 
 class Teapot(BaseHTTPRequestHandler):
-    """An API that can be told by its answer."""
+    """An API that can be told by its answer. It never answers a POST, and notes each whose client has left."""
+
+    abandoned: ClassVar = threading.Semaphore(0)
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/-/healthz" else 418)
         self.send_header("content-length", "0")
         self.end_headers()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        with contextlib.suppress(ConnectionResetError):
+            self.rfile.read(1)
+        self.abandoned.release()
 
     def log_message(self, *_: object) -> None:
         pass
@@ -63,7 +74,7 @@ class Teapot(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def api_port() -> Iterator[int]:
-    with HTTPServer(("127.0.0.1", 0), Teapot) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Teapot) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server.server_port
@@ -153,6 +164,19 @@ def test_an_api_that_does_not_answer_is_503_in_the_apis_shape(proxy: Proxy) -> N
     answer = proxy([dead]).get("/v1/models")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json() == front_proxy.error_fields(503)
+
+
+def test_the_api_hears_of_clients_that_leave_before_they_are_answered(proxy: Proxy, api_port: int) -> None:
+    address = ("127.0.0.1", proxy([api_port]).base_url.port or 0)
+    for _ in range(12):
+        with socket.create_connection(address) as client:
+            client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n")
+            # Real clients send the body in a packet of its own; HAProxy has the headers under way by then.
+            time.sleep(0.02)
+            client.sendall(b"x")
+            time.sleep(0.05)
+    for _ in range(12):
+        assert Teapot.abandoned.acquire(timeout=10)
 
 
 def test_nothing_of_it_listens_beyond_the_loopback_interface(proxy: Proxy) -> None:

@@ -160,6 +160,14 @@ def test_a_client_that_leaves_frees_the_replica(server: Any, eventually: Eventua
     eventually(lambda: server.metric("num_requests_running") == 0)
 
 
+def test_clients_that_leave_before_they_are_answered_free_the_replica(server: Any, eventually: Eventually) -> None:
+    body = {"prompt": "x", "max_tokens": 60_000, "ignore_eos": True}
+    for _ in range(8):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.5)
+    eventually(lambda: server.metric("num_requests_running") == 0)
+
+
 def test_the_request_id_comes_back_once(server: Any) -> None:
     response = server.http.get("/v1/models", headers={"x-request-id": "mine-1"})
     assert response.headers.get_list("x-request-id") == ["mine-1"]
