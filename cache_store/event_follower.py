@@ -16,12 +16,14 @@ import redis
 from warmstate.cache_store.event_applier import EventApplier
 from warmstate.cache_store.events import decode_entry, decode_lost_segments
 from warmstate.cache_store.index_loader import read_snapshots, scan_checkpoints
+from warmstate.cache_store.known_paths import KnownPaths, decode_path
 from warmstate.cache_store.names import index_names
 from warmstate.cache_store.prefix_index import PrefixIndex
 from warmstate.cache_store.redis_client import StoreAddress, open_client
 
 # What RESP2 gives, where the client's types allow for every protocol version.
 _Entries: TypeAlias = list[tuple[bytes, dict[bytes, bytes]]]
+_Places: TypeAlias = dict[bytes | str | memoryview, int | bytes | str | memoryview]
 _XreadReply: TypeAlias = list[tuple[bytes, _Entries]]
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ class EventFollower:
     """Follows one namespace until `close`. On the follower's thread `on_reset` is called when the stream was lost, and
     with it, most likely, all that the server held; `on_lost_segments` with the prefix keys whose KV segments the store
     no longer holds, `on_lost_checkpoint` with the prefix key and the position of a checkpoint that it no longer holds.
+    `paths`, where given, is kept up to date too.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class EventFollower:
         on_reset: Callable[[], None] = lambda: None,
         on_lost_segments: Callable[[Sequence[bytes]], None] = lambda keys: None,
         on_lost_checkpoint: Callable[[bytes, int], None] = lambda key, position: None,
+        paths: KnownPaths | None = None,
     ) -> None:
         self._client = open_client(address, 1, timeout_s=_BLOCK_MS / 1000 + address.operation_timeout_s)
         self._names = index_names(namespace)
@@ -57,6 +61,8 @@ class EventFollower:
         self._on_reset = on_reset
         self._on_lost_segments = on_lost_segments
         self._on_lost_checkpoint = on_lost_checkpoint
+        self._paths = paths
+        self._last_path_id = _START
         self._last_id: str | None = None
         self._seen_id: str | None = None
         names = ("events_read", "stream_resets", "follower_failures", "rows_loaded", "snapshots_unreadable")
@@ -142,8 +148,10 @@ class EventFollower:
         while not self._stopping.is_set() and time.monotonic() < until:
             # Who has not caught up must not wait for news to learn that there are none.
             block_ms = _BLOCK_MS if self._caught_up.is_set() else None
-            reply = self._client.xread({self._names.events: self._last_id}, count=_BATCH, block=block_ms)
-            entries = cast(_XreadReply, reply)[0][1] if reply else []
+            reply = self._client.xread(self._places(self._last_id), count=_BATCH, block=block_ms)
+            found = {name.decode(): entries for name, entries in cast(_XreadReply, reply or [])}
+            self._take_paths(found.get(self._names.paths, []))
+            entries = found.get(self._names.events, [])
             for entry_id, fields in entries:
                 entry = decode_entry(fields)
                 if entry is not None:
@@ -159,6 +167,19 @@ class EventFollower:
                 self._caught_up.set()
             if not entries:
                 return
+
+    def _places(self, last_id: str) -> _Places:
+        """From where on to read which streams."""
+        places: _Places = {self._names.events: last_id}
+        if self._paths is not None:
+            places[self._names.paths] = self._last_path_id
+        return places
+
+    def _take_paths(self, entries: _Entries) -> None:
+        for entry_id, fields in entries:
+            self._last_path_id = entry_id.decode()
+            if self._paths is not None:
+                self._paths.put(decode_path(fields))
 
     def _complete_replicas(self) -> None:
         """Looks for the snapshots of replicas of which entries are missing."""
@@ -184,6 +205,7 @@ class EventFollower:
     def _start_over(self) -> None:
         """Whoever may have missed something has missed it."""
         self._last_id = self._seen_id = None
+        self._last_path_id = _START
         self._applier.reset()
         self._on_reset()
 

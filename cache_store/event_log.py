@@ -6,7 +6,7 @@ Knows neither who reads nor why a prefix became usable.
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ import redis
 
 from warmstate.cache_store.events import EventEntry, PrefixEvent, encode_lost_segments
 from warmstate.cache_store.index_rows import StoredCheckpoint, StoredSegment
+from warmstate.cache_store.known_paths import PATHS_MAX_ENTRIES, encode_path
 from warmstate.cache_store.names import NAMESPACES, index_names, snapshot_name
 from warmstate.cache_store.prefix_index import IndexRow
 from warmstate.cache_store.redis_client import StoreAddress, open_client
@@ -34,11 +35,12 @@ _CLOSE_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """One event; what became usable in the store comes with the rows that describe it."""
+    """One event; what became usable in the store comes with the rows that describe it, and the path to it."""
 
     event: PrefixEvent
     row: StoredCheckpoint | None = None
     segments: Mapping[bytes, StoredSegment] = field(default_factory=dict)
+    path: Sequence[bytes] = ()
 
 
 class EventLog:
@@ -86,11 +88,13 @@ class EventLog:
         event: PrefixEvent,
         row: StoredCheckpoint | None = None,
         segments: Mapping[bytes, StoredSegment] | None = None,
+        path: Sequence[bytes] = (),
     ) -> None:
         """Queues one event, and the rows of what it adds to the store: of the checkpoint, and of the KV segments that
-        were put with it, by their key. Beyond the queue's limit the oldest is lost, and readers will see the gap."""
+        were put with it, by their key. `path` are the keys of the boundaries that lead to it, as far as they are news.
+        Beyond the queue's limit the oldest is lost, and readers will see the gap."""
         assert (row is not None) == (event.is_of_store and event.op == "add"), "a row describes what the store holds"
-        told = _Told(event, row, segments or {})
+        told = _Told(event, row, segments or {}, path)
         with self._wake:
             self._remember(told)
             self._waiting.append(told)
@@ -226,6 +230,8 @@ class EventLog:
         elif event.is_of_store:
             for name in (names.checkpoints, names.hits, names.uses):
                 pipeline.hdel(name, event.key)
+        if told.path:
+            pipeline.xadd(names.paths, encode_path(told.path), maxlen=PATHS_MAX_ENTRIES, approximate=True)
         self._add_entry(pipeline, EventEntry(self._replica_id, self._epoch, seq, event).encode())
 
     def _add_entry(self, pipeline: Any, fields: Mapping[str, str | int | bytes]) -> None:

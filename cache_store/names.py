@@ -46,6 +46,7 @@ _OF_NAMESPACES = {
     "hits": "how often checkpoints were fetched",
     "use": "when checkpoints were last fetched",
     "ev": "events",
+    "path": "paths to stored checkpoints",
     "live": "replicas that tell of events",
     "fence": "who last worked on the namespace",
     "cost": "milliseconds that a token takes to compute",
@@ -145,6 +146,11 @@ class IndexNames:
         return f"ws:ev:{{{self.short}}}"
 
     @property
+    def paths(self) -> str:
+        """Stream of `known_paths.encode_path`."""
+        return f"ws:path:{{{self.short}}}"
+
+    @property
     def replicas(self) -> str:
         """Set of the ids of replicas that write to the stream; each also has a snapshot while it lives."""
         return f"ws:live:{{{self.short}}}"
@@ -161,7 +167,7 @@ class IndexNames:
 
     def all(self) -> tuple[str, ...]:
         rows = (self.checkpoints, self.segments, self.hits, self.uses)
-        return (*rows, self.events, self.replicas, self.fence, self.cost)
+        return (*rows, self.events, self.paths, self.replicas, self.fence, self.cost)
 
 
 def index_names(namespace: bytes) -> IndexNames:

@@ -16,7 +16,7 @@ from warmstate.replicas.sequence import Sequence
 
 
 class CheckpointPlacer:
-    """Asks `placement` with what this replica has seen and holds."""
+    """Asks `placement` with what this replica has seen and holds, and what others have told of their prompts."""
 
     def __init__(self, blocks: BlockPool, host: HostTier, link: StoreLink | None, limits: PlacementLimits) -> None:
         self._blocks = blocks
@@ -28,7 +28,7 @@ class CheckpointPlacer:
     def meet(self, sequence: Sequence) -> None:
         """Takes down how much of a prompt was known when it arrived: later its own blocks would be among them."""
         keys = sequence.prefix_keys
-        stored = self._link.find_positions(keys) if self._link else []
+        stored = [*self._link.find_positions(keys), self._link.count_known(keys)] if self._link else []
         resident = self._blocks.count_resident(keys) * BLOCK_TOKENS
         sequence.num_known_tokens = max(self._seen.count(keys), resident, *stored)
         self._seen.put(keys)

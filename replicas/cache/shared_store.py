@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from warmstate.cache_store.event_follower import EventFollower
 from warmstate.cache_store.event_log import EventLog
+from warmstate.cache_store.known_paths import KnownPaths
 from warmstate.cache_store.prefix_index import PrefixIndex
 from warmstate.cache_store.redis_client import StoreAddress
 from warmstate.cache_store.redis_store import RedisStore
@@ -71,7 +72,7 @@ class SharedStore:
         max_in_flight_bytes: int,
     ) -> None:
         index, payload = endpoints.index, endpoints.payload
-        prefixes = PrefixIndex()
+        prefixes, paths = PrefixIndex(), KnownPaths()
         self._store = RedisStore(
             payload,
             ttl_s=config.ttl_s,
@@ -82,7 +83,7 @@ class SharedStore:
         )
         # An index on a server of its own may be lost while the objects are not.
         self._log = EventLog(index, names.namespace, replica_id, epoch, keeps_store_rows=index.url != payload.url)
-        self.directory = EventDirectory(prefixes, self._log, epoch, config.ttl_s)
+        self.directory = EventDirectory(prefixes, paths, self._log, epoch, config.ttl_s)
         self.link = StoreLink(
             self._store,
             self.directory,
@@ -99,6 +100,7 @@ class SharedStore:
             on_reset=self.link.forget_stored,
             on_lost_segments=self.link.forget_segments,
             on_lost_checkpoint=self.link.forget_checkpoint,
+            paths=paths,
         )
         self.elsewhere = OtherNamespaces(index, names.namespace)
         self._keeper = StoreKeeper(index, payload, replica_id, config.keeper)

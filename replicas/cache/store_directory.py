@@ -7,16 +7,18 @@ from warmstate.cache_store.event_log import EventLog
 from warmstate.cache_store.events import PrefixEvent
 from warmstate.cache_store.index_rows import StoredCheckpoint, StoredSegment
 from warmstate.cache_store.keys import BLOCK_TOKENS, SEGMENT_TOKENS
+from warmstate.cache_store.known_paths import KnownPaths
 from warmstate.cache_store.prefix_index import STORE_HOLDER, IndexRow, PrefixIndex
 from warmstate.replicas.cache.publication import Publication
 
 
 class EventDirectory:
-    """A `store_link.StoreDirectory` over an index that an `EventFollower` keeps up to date. `epoch` is this replica's,
-    `ttl_s` the store's own time to live."""
+    """A `store_link.StoreDirectory` over an index and paths that an `EventFollower` keeps up to date. `epoch` is this
+    replica's, `ttl_s` the store's own time to live."""
 
-    def __init__(self, index: PrefixIndex, log: EventLog, epoch: int, ttl_s: int) -> None:
+    def __init__(self, index: PrefixIndex, paths: KnownPaths, log: EventLog, epoch: int, ttl_s: int) -> None:
         self._index = index
+        self._paths = paths
         self._log = log
         self._epoch = epoch
         self._ttl_s = ttl_s
@@ -24,11 +26,16 @@ class EventDirectory:
     def find_positions(self, keys: Sequence[bytes]) -> list[int]:
         return self._index.positions(keys, STORE_HOLDER)
 
+    def count_known(self, keys: Sequence[bytes]) -> int:
+        return self._paths.count(keys)
+
     def put(self, publication: Publication) -> None:
         key, position = publication.prefix_key, publication.position
         row, segments = self._row(publication), self._segments(publication)
         self._index.insert(key, STORE_HOLDER, IndexRow(position, "store"))
-        self._log.append(PrefixEvent("add", key, position, "store"), row, segments)
+        # The way to its parent was told with that.
+        path = publication.path[row.parent_position // BLOCK_TOKENS :]
+        self._log.append(PrefixEvent("add", key, position, "store"), row, segments, path)
 
     def count_hit(self, key: bytes) -> None:
         self._log.count_hit(key)

@@ -40,6 +40,10 @@ class StoreDirectory(Protocol):
         """The positions among block boundaries `keys` that the store can serve, the shallowest first."""
         ...
 
+    def count_known(self, keys: Sequence[bytes]) -> int:
+        """How many tokens of the path `keys` lie on the way to something that any replica has put into the store."""
+        ...
+
     def put(self, publication: Publication) -> None:
         """Tells every replica that the store serves this prefix now."""
         ...
@@ -94,6 +98,9 @@ class StoreLink:
 
     def find_positions(self, keys: Sequence[bytes]) -> list[int]:
         return self._directory.find_positions(keys)
+
+    def count_known(self, keys: Sequence[bytes]) -> int:
+        return self._directory.count_known(keys)
 
     def lacks(self, key: ObjectKey) -> bool:
         """Whether this replica has not lately seen the object in the store."""

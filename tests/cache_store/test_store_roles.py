@@ -17,6 +17,7 @@ from warmstate.cache_store.event_log import EventLog
 from warmstate.cache_store.events import PrefixEvent
 from warmstate.cache_store.index_rows import StoredCheckpoint, StoredSegment
 from warmstate.cache_store.keys import ObjectKey
+from warmstate.cache_store.known_paths import KnownPaths
 from warmstate.cache_store.names import REPLICA_IDS, object_name, short_namespace
 from warmstate.cache_store.object_check import check_object
 from warmstate.cache_store.prefix_index import PrefixIndex
@@ -110,7 +111,7 @@ def test_replicas_and_routers_may_do_all_that_they_do_with_the_index(
     roles: dict[str, StoreAddress], admin: redis.Redis, make_key: MakeKey, eventually: Eventually
 ) -> None:
     replica, router, namespace = roles["replica"], roles["router"], secrets.token_bytes(32)
-    index, heard_by_replica = PrefixIndex(), PrefixIndex()
+    index, heard_by_replica, paths = PrefixIndex(), PrefixIndex(), KnownPaths()
     rows, read_rows = ReplicaRows(replica), ReplicaRows(router)
     admin.sadd(REPLICA_IDS, "expired")
     rows.write(ReplicaRow("a", 1, "ready", 1.0, namespace=namespace.hex()))
@@ -118,16 +119,19 @@ def test_replicas_and_routers_may_do_all_that_they_do_with_the_index(
     log = EventLog(replica, namespace, "a", epoch=1, snapshot_period_s=0.1)
     follower, own_follower = (
         EventFollower(router, namespace, index),
-        EventFollower(replica, namespace, heard_by_replica),
+        EventFollower(replica, namespace, heard_by_replica, paths=paths),
     )
     keeper = StoreKeeper(replica, replica, "a", KeeperLimits(budget_bytes=1), period_s=0.05)
     keys = [secrets.token_bytes(32) for _ in range(2)]
     log.append(PrefixEvent("add", keys[0], 64, "host"))
-    log.append(PrefixEvent("add", keys[1], 64, "store"), StoredCheckpoint(64, 1, 10, 0, None, None, 0, 60, 1))
+    log.append(
+        PrefixEvent("add", keys[1], 64, "store"), StoredCheckpoint(64, 1, 10, 0, None, None, 0, 60, 1), path=keys[1:]
+    )
     log.count_hit(keys[1])
     # A refusal ends the wait, so that it is what the test reports.
     eventually(lambda: bool(denied(admin)) or index.find(keys[0], "a") is not None)
     eventually(lambda: bool(denied(admin)) or keeper.stats()["rounds"] >= 3)
+    eventually(lambda: bool(denied(admin)) or len(paths) == 1)
     assert denied(admin) == []
     log.append(PrefixEvent("remove", keys[0], 64, "host"))
     eventually(lambda: index.find(keys[0], "a") is None)

@@ -214,6 +214,7 @@ class SharedIndex:
 
     def __init__(self) -> None:
         self.positions: dict[bytes, int] = {}
+        self.told: set[bytes] = set()
         self.removed: list[int] = []
         self.lost_segments: list[bytes] = []
         self.num_hits = 0
@@ -221,7 +222,11 @@ class SharedIndex:
     def find_positions(self, keys: Sequence[bytes]) -> list[int]:
         return [self.positions[key] for key in keys if key in self.positions]
 
+    def count_known(self, keys: Sequence[bytes]) -> int:
+        return max((BLOCK_TOKENS * (index + 1) for index, key in enumerate(keys) if key in self.told), default=0)
+
     def put(self, publication: Publication) -> None:
+        self.told.update(publication.path)
         self.positions[publication.prefix_key] = publication.position
 
     def count_hit(self, key: bytes) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from warmstate.cache_store.embedded import EmbeddedServer
@@ -94,6 +95,14 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def all_told(shared: SharedStore, num_published: int) -> None:
     wait_for(lambda: shared.link.stats()["published"] >= num_published)
     wait_for(lambda: shared.stats()["store_events_waiting"] == 0)
+
+
+def settle(replicas: list[SharedStore]) -> None:
+    """Waits until what each has published is told, and heard by all."""
+    wait_for(lambda: all(shared.link.stats()["publish_bytes"] == 0 for shared in replicas))
+    wait_for(lambda: all(shared.stats()["store_events_waiting"] == 0 for shared in replicas))
+    num_sent = sum(shared.stats()["store_events_sent"] for shared in replicas)
+    wait_for(lambda: all(shared.stats()["store_events_read"] == num_sent for shared in replicas))
 
 
 def kill(server: EmbeddedServer) -> None:
@@ -316,3 +325,38 @@ def test_under_the_servers_own_eviction_a_prefix_is_whole_or_a_miss_and_lost_row
     removed = {entry.event.key for entry in told if entry and entry.event.op == "remove" and entry.event.is_of_store}
     assert removed == lost
     before.close()
+
+
+def test_a_fork_is_found_by_the_second_prompt_also_where_the_first_was_anothers(
+    start_server: Build, replica: Build, run_requests: Build, request_for: Build, prompt_of: Build
+) -> None:
+    server = start_server()
+    replicas = [replica(server) for _ in range(3)]
+
+    def ask_fork(number: int, seed: int) -> int | None:
+        """Prompts share their first 600 tokens; what each leaves is told before the next comes."""
+        engine, _ = replicas[number]
+        request = request_for(np.concatenate([prompt_of(600), prompt_of(300, seed=100 + seed)]))
+        result = run_requests(engine, [request])[request.request_id]
+        settle([shared for _, shared in replicas])
+        cached: int | None = result.num_cached_tokens
+        return cached
+
+    assert [ask_fork(0, 0), ask_fork(1, 1)] == [0, 0]
+    assert replicas[1][0].stats()["checkpoints_kept_branch"] == 1
+    assert [ask_fork(number, 2 + number) for number in (0, 1, 2)] == [576, 576, 576]
+    assert [engine.stats()["checkpoints_kept_branch"] for engine, _ in replicas] == [0, 1, 0]
+
+
+def test_who_comes_later_hears_of_the_paths_before(
+    start_server: Build, replica: Build, ask: Build, prompt_of: Build
+) -> None:
+    server = start_server()
+    engine, shared = replica(server)
+    ask(engine)
+    settle([shared])
+    _, late = replica(server)
+    keys = prefix_keys(prompt_of(600).astype(np.uint32), chain_root())
+    wait_for(lambda: late.directory.count_known(keys) == 576)
+    assert late.directory.count_known(keys[:3]) == 192
+    assert late.directory.count_known(prefix_keys(prompt_of(600, 1).astype(np.uint32), chain_root())) == 0
