@@ -51,14 +51,21 @@ class ModelSection(Section):
 
 
 class EngineSection(Section):
-    """Sizes of one replica's engine; None is chosen from the model and the machine."""
+    """Sizes of one replica's engine; None is chosen from model and machine. KV is sized in tokens or in bytes."""
 
     max_model_len: int | None = Field(default=None, ge=64)
     max_batch_tokens: int = Field(default=2048, ge=64)
     max_sequences: int = Field(default=16, ge=1, le=4096)
     max_queue: int = Field(default=256, ge=1)
     kv_tokens: int | None = Field(default=None, ge=64)
+    kv_bytes: ByteSize | None = None
     num_threads: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_size_of_kv(self) -> Self:
+        if self.kv_tokens is not None and self.kv_bytes is not None:
+            raise ValueError("kv_tokens and kv_bytes say the same; give one of them")
+        return self
 
 
 class CacheSection(Section):

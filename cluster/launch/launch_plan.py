@@ -1,6 +1,7 @@
 """From a configuration and the headers of a checkpoint to exact settings. Reads no weights and starts nothing."""
 
 import logging
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ def plan_launch(config: AppConfig) -> LaunchPlan:
     ChatTemplate.from_directory(path, Tokenizer.from_directory(path))
     if config.store.kind == "embedded":
         _check_server_binary()
-    dtype, engine = _dtype(config, summary), _engine(config, summary)
+    dtype = _dtype(config, summary)
+    engine = _engine(config, summary, dtype)
     name = config.model.served_name or _default_name(config.model.path)
     return LaunchPlan(
         config=config,
@@ -139,12 +141,21 @@ def _deterministic(config: AppConfig, dtype: torch.dtype) -> bool:
     return config.model.deterministic
 
 
-def _engine(config: AppConfig, summary: CheckpointSummary) -> EngineConfig:
+def _tokens_in(kv_bytes: int, summary: CheckpointSummary, dtype: torch.dtype) -> int:
+    """How many tokens' KV, in whole blocks, takes so many bytes; raises `ConfigError` where that is not one block."""
+    block_bytes = dtype.itemsize * math.prod(summary.config.state_shapes(dtype).kv_shape(BLOCK_TOKENS))
+    if kv_bytes < block_bytes:
+        raise ConfigError(f"engine.kv_bytes {kv_bytes} cannot hold one block of {BLOCK_TOKENS} tokens: {block_bytes}")
+    return kv_bytes // block_bytes * BLOCK_TOKENS
+
+
+def _engine(config: AppConfig, summary: CheckpointSummary, dtype: torch.dtype) -> EngineConfig:
     engine, longest = config.engine, summary.config.max_position_embeddings
     if engine.max_model_len is not None and engine.max_model_len > longest:
         raise ConfigError(f"engine.max_model_len {engine.max_model_len} is more than the model's {longest} positions")
-    max_model_len = engine.max_model_len or min(longest, engine.kv_tokens or DEFAULT_KV_TOKENS)
-    kv_tokens = engine.kv_tokens or max(DEFAULT_KV_TOKENS, max_model_len)
+    wanted = engine.kv_tokens if engine.kv_bytes is None else _tokens_in(int(engine.kv_bytes), summary, dtype)
+    max_model_len = engine.max_model_len or min(longest, wanted or DEFAULT_KV_TOKENS)
+    kv_tokens = wanted or max(DEFAULT_KV_TOKENS, max_model_len)
     if kv_tokens < max_model_len:
         raise ConfigError(
             f"engine.kv_tokens {kv_tokens} cannot hold one sequence of engine.max_model_len {max_model_len}; "

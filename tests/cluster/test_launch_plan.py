@@ -66,6 +66,18 @@ def test_fewer_kv_tokens_shorten_the_context(checkpoint: Path) -> None:
     assert plan(checkpoint, engine={"kv_tokens": 640}).replica.engine.max_model_len == 640
 
 
+def test_kv_may_be_sized_in_bytes(checkpoint: Path) -> None:
+    found = plan(checkpoint, engine={"kv_tokens": 6400})
+    shapes = found.summary.config.state_shapes(torch.float32)
+    num_bytes = 6400 * shapes.num_attention_layers * shapes.num_kv_heads * 2 * shapes.head_dim * 4
+    assert plan(checkpoint, engine={"kv_bytes": num_bytes}).replica.engine == found.replica.engine
+    assert plan(checkpoint, engine={"kv_bytes": num_bytes - 1}).replica.engine.kv_tokens == 6336
+    with pytest.raises(ConfigError, match=r"engine\.kv_bytes 1000 cannot hold one block of 64 tokens"):
+        plan(checkpoint, engine={"kv_bytes": 1000})
+    with pytest.raises(ConfigError, match="kv_tokens and kv_bytes say the same"):
+        plan(checkpoint, engine={"kv_tokens": 6400, "kv_bytes": num_bytes})
+
+
 def test_memory_grows_with_replicas_and_kv(checkpoint: Path) -> None:
     small = plan(checkpoint, engine={"kv_tokens": 6400})
     large = plan(checkpoint, engine={"kv_tokens": 64_000})
