@@ -13,3 +13,8 @@ class FetchMiss:
     reason: MissReason
     key: ObjectKey | None = None
     part: str | None = None
+
+    def __str__(self) -> str:
+        if self.key is None:
+            return str(self.reason)
+        return f"{self.reason} {self.key.kind} at {self.key.position}{f', part {self.part}' if self.part else ''}"

@@ -72,7 +72,7 @@ class FetchDecision:
         return (
             f"{f'fetch {self.chosen.position}' if self.chosen else 'no fetch'} ({self.reason}): tokens={i.num_tokens} "
             f"local={i.local_position} stored={stored} in_flight={i.num_in_flight} store={store} "
-            f"prefill={_figure(i.prefill_tokens_per_s)}tokens/s fetch_s={_figure(self.fetch_s)} "
+            f"prefill={_figure(i.prefill_tokens_per_s, 'tokens/s')} fetch_s={_figure(self.fetch_s)} "
             f"saved_s={_figure(self.saved_s)}"
         )
 
@@ -120,5 +120,5 @@ def _decide_measured(
     return FetchDecision(FetchReason.COMPUTES_SOONER, inputs, None, *figures)
 
 
-def _figure(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g}"
+def _figure(value: float | None, unit: str = "") -> str:
+    return "unknown" if value is None else f"{value:.3g}{unit}"

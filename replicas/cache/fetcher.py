@@ -143,7 +143,8 @@ class Fetcher:
         if decision is None:
             return
         self._reasons[decision.reason] += 1
-        _LOG.debug("request %s: %s; starts at %s", sequence.request_id, decision, sequence.num_cached_tokens)
+        miss = f"; the fetch failed: {sequence.fetch_miss}" if sequence.fetch_miss else ""
+        _LOG.debug("request %s: %s%s; starts at %s", sequence.request_id, decision, miss, sequence.num_cached_tokens)
 
     @property
     def is_idle(self) -> bool:

@@ -227,6 +227,32 @@ def test_every_request_tells_its_decision_in_the_debug_log(
     assert lines[1].endswith("starts at 576")
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (MissReason.UNAVAILABLE, "; the fetch failed: unavailable;"),
+        (MissReason.ABSENT, "; the fetch failed: absent kv at"),
+    ],
+)
+def test_a_fetch_that_failed_is_told_with_the_reason(
+    replica: Build,
+    ask: Build,
+    prompts: list[Any],
+    expected: list[Any],
+    store: MeasuredStore,
+    caplog: pytest.LogCaptureFixture,
+    reason: MissReason,
+    told: str,
+) -> None:
+    engine, _ = replica()
+    store.refuse = lambda key: Miss(reason) if key.kind == "kv" else None
+    with caplog.at_level(logging.DEBUG, logger="warmstate.replicas.cache"):
+        ask(engine, prompts[0])
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert told in line
+    assert line.endswith("starts at 0")
+
+
 def test_kv_that_two_sequences_share_is_read_once(
     replica: Build,
     request_for: Build,
