@@ -65,6 +65,11 @@ class EvictionPolicy:
         checkpoint = self._checkpoints.get(key)
         return checkpoint if checkpoint is not None and checkpoint.is_here else None
 
+    def is_reserved(self, key: bytes) -> bool:
+        """Whether the checkpoint of `key` is about to come, and not here yet."""
+        checkpoint = self._checkpoints.get(key)
+        return checkpoint is not None and not checkpoint.is_here
+
     def put_segment(self, key: bytes, num_bytes: int) -> None:
         """A KV segment has come; checkpoints that only lacked it are whole now."""
         self.put_segments((key,), num_bytes)

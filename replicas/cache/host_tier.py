@@ -124,9 +124,12 @@ class HostTier:
     def reserve(self, keys: Keys[bytes], position: int, kind: str = "") -> Room | None:
         """Makes room for a checkpoint at `position`, the last of boundaries `keys`, before anything of it is copied.
 
-        What its path has here stays until `put` or `give_up`. None where the budget is too small for it.
+        What its path has here stays until `put` or `give_up`. None where the budget is too small for it, or somebody
+        has reserved room for the same checkpoint and is about to put it.
         """
         row = self._row(keys, position, kind)
+        if self._policy.is_reserved(row.key):
+            return None
         is_new = self._policy.find(row.key) is None
         missing = tuple(self.missing_segments(keys, 0, position))
         num_bytes = len(missing) * self._segment_bytes + (row.num_bytes if is_new else 0)

@@ -463,3 +463,56 @@ def test_two_checkpoints_under_way_send_their_common_kv_once(
     put = [(key.kind, key.position) for key in store.puts]
     assert (put.count(("kv", 256)), put.count(("kv", 512)), put.count(("ck", 576))) == (1, 1, 4)
     assert sorted(sharing.index.positions.values()) == [512, 576, 576]
+
+
+def test_a_prefix_that_is_fetched_and_copied_at_once_has_room_once(
+    fake_backend: Build,
+    engine_over: Build,
+    sharing: Any,
+    store: MeasuredStore,
+    request_for: Build,
+    prompt_of: Build,
+    collect_step: Build,
+    run_requests: Build,
+) -> None:
+    """The end of an answer is promised to nobody: who fetches it from the store may meet it as it is copied."""
+    copies: list[Callable[[], None]] = []
+
+    class Later:
+        def run(self, work: Any, done: Any, post: Any) -> None:
+            copies.append(lambda: (work(), post(done))[1])
+
+    def replica(**options: Any) -> tuple[Any, Any]:
+        backend = fake_backend(num_blocks=150)
+        link = sharing.link(backend, store, timeout_s=60)
+        cache = CacheConfig(1 << 23, max_in_flight_bytes=100)
+        return engine_over(backend, link=link, cache=cache, **options), link
+
+    ahead, link = replica()
+    answered = request_for(prompt_of(300), max_tokens=300)
+    answer = run_requests(ahead, [answered])[answered.request_id].token_ids
+    sharing.drain(link)
+    engine, _ = replica(copier=Later())
+    first = request_for(prompt_of(300), max_tokens=300)
+    second = request_for([*prompt_of(300), *answer, 1, 2])
+    results: dict[str, Any] = {}
+    engine.add(first)
+    while first.request_id not in results or len(results[first.request_id].token_ids) < 290:
+        if not collect_step(engine, results):
+            engine.wait_for_work()
+    store.stalled = True
+    engine.add(second)
+    collect_step(engine, results)
+    assert engine.stats()["store_fetches_in_flight"] == 1
+    while results[first.request_id].finish_reason is None:
+        collect_step(engine, results)
+    assert engine.stats()["checkpoints_in_copy"] > 0
+    store.refuse = lambda key: Miss(MissReason.TIMEOUT)
+    store.stalled = False
+    assert engine.wait_for_work(30)
+    while copies or len(results) < 2 or results[second.request_id].finish_reason is None:
+        if not collect_step(engine, results):
+            copies.pop(0)()
+    engine.run_posted()
+    engine.check_integrity()
+    assert results[second.request_id].error is None

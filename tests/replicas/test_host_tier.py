@@ -228,6 +228,18 @@ def test_a_checkpoint_that_does_not_come_leaves_nothing(tier: Make) -> None:
     assert held.told == [(256, True)]
 
 
+def test_what_has_room_reserved_gets_no_second_room(tier: Make) -> None:
+    held = tier(4)
+    room = held.tier.reserve(KEYS, 512)
+    assert room is not None
+    assert held.tier.reserve(KEYS, 512) is None
+    held.tier.give_up(room)
+    again = held.tier.reserve(KEYS, 512)
+    assert again is not None
+    held.fill(again, KEYS)
+    assert held.tier.find(KEYS, 0) == 512
+
+
 def test_a_path_larger_than_the_budget_evicts_nothing(tier: Make) -> None:
     held = tier(2)
     held.put(KEYS, 256)
