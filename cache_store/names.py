@@ -26,6 +26,9 @@ LEASE_TOKENS = "ws:{lease}:tokens"
 ROOM = "ws:{room}:bytes"
 """How many bytes may be put before the holder of the lease counts again; see `room.py`."""
 
+WANTED_ROOM = "ws:{room}:wanted"
+"""How many bytes a writer has lately asked for in vain; see `room.py`."""
+
 ALL_OBJECTS = "ws:{*.*.*}:*"
 """The SCAN pattern of all objects of all namespaces."""
 
@@ -39,6 +42,7 @@ _ONES = {
     LEASE: "who may evict",
     LEASE_TOKENS: "how often somebody tried to become the one that evicts",
     ROOM: "bytes that may be put before they are counted anew",
+    WANTED_ROOM: "bytes that were asked for in vain",
 }
 _OF_NAMESPACES = {
     "ix": "rows of checkpoints",

@@ -28,7 +28,7 @@ from warmstate.cache_store.keys import ObjectKey
 from warmstate.cache_store.loan import Loan
 from warmstate.cache_store.names import ROOM, object_name, temporary_name
 from warmstate.cache_store.payload_stream import Argument, PayloadStream, open_stream
-from warmstate.cache_store.room import give_room, take_room
+from warmstate.cache_store.room import give_room, take_room, want_room
 from warmstate.cache_store.store import Dropped, DropReason, Exists, Miss, MissReason, Part, Ready, Stored
 
 WINDOW_CHUNKS = 2
@@ -151,8 +151,9 @@ def prepare_objects(
             stream.send("PTTL", object_name(key))
         room = stream.read_value()
         left_ms = [(stream.read_number(), stream.read_number())[1] for _ in keys]
-    if least_room is not None and room is not None and int(room) < least_room:
-        return Dropped(DropReason.NO_ROOM, f"{least_room} bytes, and the budget has room for {int(room)}")
+        if least_room is not None and room is not None and int(room) < least_room:
+            want_room(stream, least_room)
+            return Dropped(DropReason.NO_ROOM, f"{least_room} bytes, and the budget has room for {int(room)}")
     return Ready(tuple(key for key, left in zip(keys, left_ms, strict=True) if left == _ABSENT))
 
 

@@ -2,12 +2,29 @@
 
 It says how much may still be put. Writers take from it before they put; the holder sets it by what the rows say, less
 what was taken since it began to count. So the store holds more than its budget by no more than what is being put.
+
+What finds no room is said, and the holder makes room for it, up to half of the budget: else a large prefix would never
+come in where as much room as it needs is never left.
 """
 
 import redis
 
-from warmstate.cache_store.names import ROOM
+from warmstate.cache_store.names import ROOM, WANTED_ROOM
 from warmstate.cache_store.payload_stream import PayloadStream
+
+_WANTED_FOR_S = 10
+
+
+def want_room(stream: PayloadStream, num_bytes: int) -> None:
+    """Asks the holder of the lease for room, of which the next writer may make use."""
+    stream.send("SET", WANTED_ROOM, num_bytes, "EX", _WANTED_FOR_S)
+    stream.read_reply()
+
+
+def read_wanted(client: redis.Redis, budget_bytes: int) -> int:
+    """The bytes for which there should be room now."""
+    value = client.get(WANTED_ROOM)
+    return min(int(value), budget_bytes // 2) if isinstance(value, bytes) else 0
 
 
 def take_room(stream: PayloadStream, num_bytes: int, budget_bytes: int) -> bool:

@@ -26,7 +26,7 @@ from warmstate.cache_store.names import ROOM, IndexNames, replica_row_name
 from warmstate.cache_store.orphans import GRACE_S, OrphanSearch
 from warmstate.cache_store.redis_client import StoreAddress, open_client
 from warmstate.cache_store.renewal import Renewal
-from warmstate.cache_store.room import read_room, settle_room
+from warmstate.cache_store.room import read_room, read_wanted, settle_room
 from warmstate.cache_store.store_census import StoreCensus, find_broken
 from warmstate.cache_store.store_ledger import NamespaceLedger, load_ledger, plan
 
@@ -144,11 +144,13 @@ class StoreKeeper:
             self._counts["failures"] += 1
 
     def _is_short(self) -> bool:
-        """Whether writers have taken so much of the room that they might soon be refused."""
-        if not self._limits.budget_bytes or not self._lease.is_held:
+        """Whether a writer was refused for want of room, or they have taken so much of it that one might soon be."""
+        budget_bytes = self._limits.budget_bytes
+        if not budget_bytes or not self._lease.is_held:
             return False
         room_bytes = read_room(self._payload)
-        return room_bytes is not None and room_bytes < (1 - self._limits.high_water) * self._limits.budget_bytes
+        least_bytes = max((1 - self._limits.high_water) * budget_bytes, read_wanted(self._payload, budget_bytes))
+        return room_bytes is not None and room_bytes < least_bytes
 
     def _round(self) -> None:
         """One look at everything, in bounded steps."""
@@ -202,6 +204,8 @@ class StoreKeeper:
             index_bytes=float(index_bytes),
         )
         surplus = self._surplus(used_bytes, budget_bytes)
+        if self._limits.budget_bytes:
+            surplus = max(surplus, used_bytes + read_wanted(self._payload, budget_bytes) - budget_bytes)
         # While the server frees what was unlinked, what it says of its memory is not the last word.
         if int(info.get("lazyfree_pending_objects", 0)) == 0:
             surplus = max(surplus, self._surplus(server_bytes, server_max_bytes))

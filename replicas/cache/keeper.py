@@ -87,9 +87,11 @@ class CheckpointKeeper:
         return not self._in_progress
 
     def publish_on_second_sight(self, sequence: Sequence) -> None:
-        """Publishes the safety positions that an earlier prompt left on the path of this one."""
+        """Publishes the safety positions that an earlier prompt left on the path of this one, and offers the checkpoint
+        that it starts from again, should the store not have taken it, or have lost it since."""
         for placement in self._on_path(sequence, sequence.num_known_tokens):
-            if placement.kind is CheckpointKind.SAFETY:
+            is_start = placement.position == sequence.num_cached_tokens and placement.kind is not CheckpointKind.OUTPUT
+            if is_start or placement.kind is CheckpointKind.SAFETY:
                 self._publish_kept(sequence, placement)
 
     def stats(self) -> dict[str, float]:

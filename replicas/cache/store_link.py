@@ -88,6 +88,7 @@ class StoreLink:
         self._lock = Lock()
         self._pending: set[Future[None]] = set()
         self._publish_bytes = 0
+        self._publishing: set[bytes] = set()
         self._publish_seconds = Histogram(SECONDS)
         self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
 
@@ -148,12 +149,14 @@ class StoreLink:
             self._publish_bytes -= num_bytes
 
     def publish(self, publication: Publication) -> None:
-        """Sends a checkpoint in the background; drops it, counted, when too much is on its way already."""
-        if self.take(publication.held_bytes):
+        """Sends a checkpoint in the background, unless it is on its way; drops it, counted, when too much else is."""
+        if publication.prefix_key not in self._publishing and self.take(publication.held_bytes):
             self.publish_taken(publication, publication.held_bytes)
 
     def publish_taken(self, publication: Publication, taken_bytes: int) -> None:
         """The same for one whose bytes `take` has taken; they are given back at its end."""
+        with self._lock:
+            self._publishing.add(publication.prefix_key)
         self._start(self._publish(publication, taken_bytes))
 
     async def drain(self) -> None:
@@ -225,6 +228,8 @@ class StoreLink:
             self._count("published")
             self._publish_seconds.observe(self.clock() - started)
         finally:
+            with self._lock:
+                self._publishing.discard(publication.prefix_key)
             self.give_back(taken_bytes)
 
     async def _prepare(self, publication: Publication) -> Publication | Dropped:

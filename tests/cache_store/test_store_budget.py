@@ -183,6 +183,26 @@ def test_data_of_others_evicts_nothing_of_ours_and_eviction_takes_just_enough(
     keeper.close()
 
 
+def test_room_is_made_for_a_large_checkpoint_that_was_refused(
+    server: EmbeddedServer, client: redis.Redis, run: Run, writer: Writer, eventually: Eventually
+) -> None:
+    keeper = StoreKeeper(server.address, server.address, "a", KeeperLimits(BUDGET))
+    for _ in range(10):
+        writer.put()
+    eventually(lambda: writer.log.stats()["events_sent"] >= 10 and keeper.stats()["rounds"] >= 1)
+    store = RedisStore(server.address, budget_bytes=BUDGET)
+    assert isinstance(run(store.prepare([], BUDGET // 2)), Dropped)
+    eventually(lambda: run(store.prepare([], BUDGET // 2)) == Ready())
+    held = len(scan_checkpoints(client, index_names(writer.namespace)))
+    # Not for one that would take more than half of the budget; just so much is given up for it.
+    for _ in range(30):
+        assert isinstance(run(store.prepare([], BUDGET * 3 // 4)), Dropped)
+        time.sleep(0.05)
+    assert 4 <= len(scan_checkpoints(client, index_names(writer.namespace))) <= held <= 6
+    run(store.close())
+    keeper.close()
+
+
 def test_the_servers_own_limit_counts_all_that_it_holds(
     server: EmbeddedServer, client: redis.Redis, writer: Writer, eventually: Eventually
 ) -> None:

@@ -232,6 +232,27 @@ def test_a_store_that_raises_keeps_nobody_waiting(
     assert "not in the Protocol" in caplog.text
 
 
+def test_a_checkpoint_that_the_store_did_not_take_is_offered_again_by_whoever_starts_from_it(
+    replica: Build, ask: Build, sharing: Any, troubled: TroubledStore
+) -> None:
+    troubled.refuse_put = lambda key: Dropped(DropReason.UNAVAILABLE)
+    engine, link = replica(troubled)
+    first = ask(engine)
+    sharing.drain(link)
+    assert (link.stats()["publish_dropped_unavailable"], link.stats()["published"]) == (1, 0)
+    troubled.refuse_put = lambda key: None
+    assert ask(engine).output == first.output
+    sharing.drain(link)
+    assert link.stats()["published"] == 1
+    # It is known to be there now.
+    ask(engine)
+    sharing.drain(link)
+    assert link.stats()["published"] == 1
+    fetching, _ = replica()
+    fetched = ask(fetching)
+    assert (fetched.cache_source, fetched.output) == ("store", first.output)
+
+
 def test_publishing_beyond_the_bound_is_dropped_and_counted(
     replica: Build, ask: Build, sharing: Any, troubled: TroubledStore
 ) -> None:
