@@ -134,7 +134,10 @@ def _serve(plan: "LaunchPlan", progress: Progress, dashboard: bool) -> int:
             progress.end()
             raise_on_signals()
             print(_greeting(plan, local.log_directory), flush=True)
-            threading.Event().wait()
+            try:
+                threading.Event().wait()
+            finally:
+                progress.mute()
     except KeyboardInterrupt:
         print("stopped", flush=True)
     finally:

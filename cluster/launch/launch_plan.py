@@ -129,6 +129,8 @@ def _check_server_binary() -> None:
 def _dtype(config: AppConfig, summary: CheckpointSummary) -> torch.dtype:
     if config.model.dtype == "auto":
         largest = max(summary.bytes_by_dtype, key=lambda name: summary.bytes_by_dtype[name])
+        if largest == "F16":
+            logger.warning("the weights are float16 and are served as bfloat16; --dtype float32 keeps all their bits")
         return torch.float32 if largest == "F32" else torch.bfloat16
     return torch.float32 if config.model.dtype == "float32" else torch.bfloat16
 

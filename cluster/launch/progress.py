@@ -19,6 +19,7 @@ class Progress:
         self._phase: str | None = None
         self._shown = ""
         self._shown_fraction = 0.0
+        self._is_muted = False
         # Notes come from another thread.
         self._lock = threading.Lock()
 
@@ -30,12 +31,19 @@ class Progress:
     def note(self, line: str) -> None:
         """A line of its own beside the phases."""
         with self._lock:
+            if self._is_muted:
+                return
             if self._is_terminal and self._phase is not None:
                 self._stream.write("\r\x1b[K")
             self._stream.write(f"{line}\n")
             if self._is_terminal and self._phase is not None:
                 self._stream.write(self._shown)
             self._stream.flush()
+
+    def mute(self) -> None:
+        """Drops notes from now on: each part of what is being stopped finds others gone, and would say so."""
+        with self._lock:
+            self._is_muted = True
 
     def _show(self, phase: str, fraction: float | None) -> None:
         if phase == self._phase and not self._is_news(fraction):

@@ -117,6 +117,9 @@ def read_header(path: Path) -> tuple[ShardFile, dict[str, TensorEntry]]:
         raise CheckpointError(f"{path}: the header is not that of a safetensors file: {error!r}") from error
     for name, entry in entries.items():
         _check_extent(path, size, name, entry)
+    end = max((entry.stop for entry in entries.values()), default=8 + len(header))
+    if size > end:
+        raise CheckpointError(f"{path}: {size - end} bytes after its last tensor; download the file again")
     return ShardFile(path.name, size, hashlib.sha256(header).digest()), entries
 
 

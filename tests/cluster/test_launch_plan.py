@@ -66,6 +66,15 @@ def test_fewer_kv_tokens_shorten_the_context(checkpoint: Path) -> None:
     assert plan(checkpoint, engine={"kv_tokens": 640}).replica.engine.max_model_len == 640
 
 
+def test_float16_weights_become_bfloat16_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_demo_checkpoint(tmp_path / "demo", dtype=torch.float16)
+    assert plan(tmp_path / "demo", model={"dtype": "auto"}).replica.dtype is torch.bfloat16
+    assert "the weights are float16" in caplog.text
+    caplog.clear()
+    assert plan(tmp_path / "demo", model={"dtype": "float32"}).replica.dtype is torch.float32
+    assert not caplog.records
+
+
 def test_kv_may_be_sized_in_bytes(checkpoint: Path) -> None:
     found = plan(checkpoint, engine={"kv_tokens": 6400})
     shapes = found.summary.config.state_shapes(torch.float32)

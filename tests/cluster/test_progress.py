@@ -52,3 +52,12 @@ def test_a_note_takes_a_line_of_its_own_and_the_phase_is_shown_again() -> None:
     bar = shown(stream)
     progress.note("something")
     assert shown(stream) == f"{bar}\r\x1b[Ksomething\n{bar}"
+
+
+def test_notes_are_dropped_while_everything_is_being_stopped() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.note("the store answers")
+    progress.mute()
+    progress.note("the store is away")
+    assert shown(stream) == "the store answers\n"

@@ -114,6 +114,14 @@ def test_an_index_without_a_weight_map_is_refused(sharded: Path, weight_map: obj
         read_index(sharded)
 
 
+def test_bytes_after_the_last_tensor_are_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(64)}, tmp_path / "model.safetensors")
+    with (tmp_path / "model.safetensors").open("ab") as file:
+        file.write(bytes(100))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: 100 bytes after its last tensor"):
+        read_index(tmp_path)
+
+
 @pytest.mark.parametrize("keep", [0, 4, 8, 40])
 def test_a_file_cut_inside_its_header_is_truncated(tmp_path: Path, keep: int) -> None:
     save_file({"a": torch.zeros(64)}, tmp_path / "model.safetensors")
