@@ -3,8 +3,8 @@
 It says how much may still be put. Writers take from it before they put; the holder sets it by what the rows say, less
 what was taken since it began to count. So the store holds more than its budget by no more than what is being put.
 
-What finds no room is said, and the holder makes room for it, up to half of the budget: else a large prefix would never
-come in where as much room as it needs is never left.
+What finds no room is said, and the holder makes room for it, if it is at most half of the budget: else a large prefix
+would never come in where as much room as it needs is never left. For a larger one nothing goes, as it would go in vain.
 """
 
 import redis
@@ -24,7 +24,8 @@ def want_room(stream: PayloadStream, num_bytes: int) -> None:
 def read_wanted(client: redis.Redis, budget_bytes: int) -> int:
     """The bytes for which there should be room now."""
     value = client.get(WANTED_ROOM)
-    return min(int(value), budget_bytes // 2) if isinstance(value, bytes) else 0
+    num_bytes = int(value) if isinstance(value, bytes) else 0
+    return num_bytes if num_bytes <= budget_bytes // 2 else 0
 
 
 def take_room(stream: PayloadStream, num_bytes: int, budget_bytes: int) -> bool:

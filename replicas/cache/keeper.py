@@ -88,9 +88,10 @@ class CheckpointKeeper:
 
     def publish_on_second_sight(self, sequence: Sequence) -> None:
         """Publishes the safety positions that an earlier prompt left on the path of this one, and offers the checkpoint
-        that it starts from again, should the store not have taken it, or have lost it since."""
+        that it starts from here again, should the store not have taken it, or have lost it since."""
+        start = sequence.num_cached_tokens if sequence.cache_source != "store" else None
         for placement in self._on_path(sequence, sequence.num_known_tokens):
-            is_start = placement.position == sequence.num_cached_tokens and placement.kind is not CheckpointKind.OUTPUT
+            is_start = placement.position == start and placement.kind is not CheckpointKind.OUTPUT
             if is_start or placement.kind is CheckpointKind.SAFETY:
                 self._publish_kept(sequence, placement)
 

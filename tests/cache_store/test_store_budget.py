@@ -203,6 +203,22 @@ def test_room_is_made_for_a_large_checkpoint_that_was_refused(
     keeper.close()
 
 
+def test_nothing_goes_for_a_checkpoint_that_would_not_come_in_even_then(
+    server: EmbeddedServer, client: redis.Redis, run: Run, writer: Writer, eventually: Eventually
+) -> None:
+    keeper = StoreKeeper(server.address, server.address, "a", KeeperLimits(BUDGET), period_s=0.5)
+    for _ in range(10):
+        writer.put()
+    eventually(lambda: writer.log.stats()["events_sent"] >= 10)
+    store = RedisStore(server.address, budget_bytes=BUDGET)
+    assert isinstance(run(store.prepare([], BUDGET * 3 // 4)), Dropped)
+    rounds = keeper.stats()["rounds"]
+    eventually(lambda: keeper.stats()["rounds"] >= rounds + 3)
+    assert len(scan_checkpoints(client, index_names(writer.namespace))) == 10
+    run(store.close())
+    keeper.close()
+
+
 def test_the_servers_own_limit_counts_all_that_it_holds(
     server: EmbeddedServer, client: redis.Redis, writer: Writer, eventually: Eventually
 ) -> None:

@@ -248,9 +248,11 @@ def test_a_checkpoint_that_the_store_did_not_take_is_offered_again_by_whoever_st
     ask(engine)
     sharing.drain(link)
     assert link.stats()["published"] == 1
-    fetching, _ = replica()
+    fetching, fetching_link = replica()
     fetched = ask(fetching)
     assert (fetched.cache_source, fetched.output) == ("store", first.output)
+    sharing.drain(fetching_link)
+    assert fetching_link.stats()["published"] == 0, "what has just been read there is not offered"
 
 
 def test_publishing_beyond_the_bound_is_dropped_and_counted(
