@@ -1,4 +1,4 @@
-"""Owns one checkpoint on its way from the device to the host: its state at once, its KV when there is time."""
+"""Owns one checkpoint on its way from the device to the host, copied when there is time. Knows no thread."""
 
 from collections.abc import Callable
 
@@ -20,10 +20,8 @@ Objects = dict[ObjectKey, Parts]
 
 
 class CheckpointCopy:
-    """The objects of a checkpoint of a committed step: `groups` hold state and KV tail, `segments` the KV below.
-
-    The state is copied here and now. What `find` gives of the segments is shared; the others come, and the tail has its
-    contents, with `read_kv`, until when somebody must hold `blocks`: full ones, which nobody writes to again.
+    """The objects of a checkpoint of a committed step, once `make` has run: `groups` hold state and KV tail, `segments`
+    the KV below. Until then somebody must hold `blocks`: full ones, which nobody writes to again.
     """
 
     def __init__(
@@ -36,38 +34,45 @@ class CheckpointCopy:
     ) -> None:
         num_blocks = state.position // BLOCK_TOKENS
         self.path = tuple(sequence.prefix_keys[:num_blocks])
-        self.position = state.position
         self.blocks = sequence.block_table[:num_blocks]
         self.own_blocks = self.blocks[sequence.num_shared_blocks :]
-        self.is_finite = all_finite(state.rec, state.conv)
-        self.is_read = False
+        self.segments: Objects = {}
+        self.groups: Objects = {}
+        self.is_made = False
+        self.is_finite = True
         self._backend = backend
-        self._tail = self._new_tail()
-        groups = encode_checkpoint(backend.shapes, state, self._tail)
-        self.groups: Objects = dict(zip(names.checkpoint(self.path[-1], state.position), groups, strict=True))
-        stops = range(SEGMENT_TOKENS, state.position + 1, SEGMENT_TOKENS)
-        found = {key: find(key) for key in (names.segment(self.path, stop) for stop in stops)}
-        self.segments: Objects = {key: parts for key, parts in found.items() if parts is not None}
-        self._missing = [key for key, parts in found.items() if parts is None]
+        self._names = names
+        self._state = state
+        self._find = find
 
-    def read_kv(self) -> None:
-        """Copies the KV, from any thread; stops, with `is_finite` false, where it holds a NaN or an infinity."""
-        for key in self._missing:
-            kv = new_segment(self._backend.shapes)
-            if not self._read(key.position - SEGMENT_TOKENS, key.position, kv):
+    def make(self) -> None:
+        """Copies everything, from any thread; stops, with `is_finite` false, where there is a NaN or an infinity.
+
+        The segments that `find` gives are shared, not copied.
+        """
+        state, shapes = self._state, self._backend.shapes
+        self.is_finite = all_finite(state.rec, state.conv)
+        for stop in range(SEGMENT_TOKENS, state.position + 1, SEGMENT_TOKENS):
+            key = self._names.segment(self.path, stop)
+            parts = self._find(key)
+            if parts is None:
+                kv = new_segment(shapes)
+                self._read(stop - SEGMENT_TOKENS, stop, kv)
+                parts = {"kv": as_part("kv", kv)}
+            self.segments[key] = parts
+            if not self.is_finite:
                 return
-            self.segments[key] = {"kv": as_part("kv", kv)}
-        tail_start = floor_to_segment(self.position)
-        self.is_read = self._tail is None or self._read(tail_start, self.position, self._tail)
+        tail_start, tail = floor_to_segment(state.position), None
+        if tail_start < state.position:
+            tail = torch.empty(shapes.kv_shape(state.position - tail_start), dtype=shapes.dtype)
+            self._read(tail_start, state.position, tail)
+        groups = encode_checkpoint(shapes, state, tail)
+        self.groups = dict(zip(self._names.checkpoint(self.path[-1], state.position), groups, strict=True))
+        self.is_made = self.is_finite
 
-    def _read(self, start: int, stop: int, kv: torch.Tensor) -> bool:
+    def _read(self, start: int, stop: int, kv: torch.Tensor) -> None:
         self._backend.read_kv(self.blocks, start, stop, kv)
         self.is_finite = self.is_finite and all_finite(kv)
-        return self.is_finite
-
-    def _new_tail(self) -> torch.Tensor | None:
-        num_tokens, shapes = self.position - floor_to_segment(self.position), self._backend.shapes
-        return torch.empty(shapes.kv_shape(num_tokens), dtype=shapes.dtype) if num_tokens else None
 
 
 def all_finite(*tensors: torch.Tensor) -> bool:

@@ -34,7 +34,8 @@ class _Keeping:
 class CheckpointKeeper:
     """Copies checkpoints to the host tier, and from there to the shared store in the background.
 
-    A step waits for the copy of the state. KV is copied by `copier`; its blocks are held until then.
+    No step waits for that: `copier` copies, and the blocks of the KV are held until then. What steps hand out as states
+    are copies already.
     """
 
     def __init__(
@@ -65,20 +66,16 @@ class CheckpointKeeper:
     ) -> bool:
         """Begins to keep and publish a checkpoint of a committed step; False, and nothing, if it is not finite.
 
-        `done` is called once, when the checkpoint can be found or is known not to come. Where its KV turns out not to
-        be finite only then, the sequence `is_broken` from then on.
+        `done` is called once, when the checkpoint can be found or is known not to come. Where it turns out not to be
+        finite only then, the sequence `is_broken` from then on.
         """
         keeping = self._begin(sequence, state, Placement(state.position, kind), done)
         if keeping is None:
             done()
             return all_finite(state.rec, state.conv)
-        if not keeping.copy.is_finite:
-            self._give_up(keeping)
-            done()
-            return False
         self._blocks.hold(keeping.copy.blocks)
         self._in_progress[keeping.copy.path[-1]] = keeping
-        self._copier.run(keeping.copy.read_kv, lambda: self._end(keeping), self._post)
+        self._copier.run(keeping.copy.make, lambda: self._end(keeping), self._post)
         return keeping.copy.is_finite
 
     @property
@@ -103,7 +100,7 @@ class CheckpointKeeper:
     def _begin(
         self, sequence: Sequence, state: SequenceState, placement: Placement, done: Callable[[], None]
     ) -> _Keeping | None:
-        """Finds room and copies the state; None where nobody would take it, or it is on its way already."""
+        """Finds room; None where nobody would take it, or it is on its way already."""
         if sequence.prefix_keys[state.position // BLOCK_TOKENS - 1] in self._in_progress:
             return None
         room = self._host.reserve(sequence.prefix_keys, state.position, placement.kind)
@@ -114,10 +111,10 @@ class CheckpointKeeper:
         return _Keeping(sequence, placement, copy, room, publish_bytes, done)
 
     def _end(self, keeping: _Keeping) -> None:
-        """The KV has been copied, or not."""
+        """It has been copied, or could not be."""
         copy, sequence = keeping.copy, keeping.sequence
         del self._in_progress[copy.path[-1]]
-        if copy.is_read:
+        if copy.is_made:
             self._put(keeping)
         else:
             self._give_up(keeping)

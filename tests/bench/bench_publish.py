@@ -2,8 +2,8 @@
 
 Run: python tests/bench/bench_publish.py [--rounds 10] [--tokens 64 2048 8192 32768]
 Prints, for prefixes of so many tokens of which nothing is kept yet, medians of the milliseconds of one plain copy of
-the state, of `CheckpointKeeper.keep` as the engine's step pays for it (its KV is copied beside the steps, then kept in
-the host tier and published), of the same with all copying inside the step, and of a stand-in for the next step alone
+the state, of `CheckpointKeeper.keep` as the engine's step pays for it (it is copied beside the steps, then kept in the host
+tier and published), of the same with all copying inside the step, and of a stand-in for the next step alone
 and beside the copying and publishing. Asserts nothing.
 """
 
@@ -26,18 +26,22 @@ import torch
 from warmstate.cache_store.embedded import EmbeddedServer
 from warmstate.cache_store.keys import BLOCK_TOKENS, chain_root, prefix_keys
 from warmstate.cache_store.redis_store import RedisStore
+from warmstate.cluster.launch.process_heap import keep_freed_memory
 from warmstate.models.backend import ModelBackend, SequenceState, StateShapes
 from warmstate.models.kv_pool import KvPool
 from warmstate.replicas.cache.copying import Copier, CopyNow, CopyThread
 from warmstate.replicas.cache.host_tier import HostTier
 from warmstate.replicas.cache.keeper import CheckpointKeeper
-from warmstate.replicas.cache.state_codec import CheckpointNames
+from warmstate.replicas.cache.state_codec import CheckpointNames, state_bytes
 from warmstate.replicas.cache.store_link import StoreDirectory, StoreLink
 from warmstate.replicas.config import CacheConfig
 from warmstate.replicas.kv_blocks import BlockPool
 from warmstate.replicas.messages import CheckpointKind, GenerateRequest, SamplingParams
 from warmstate.replicas.sequence import Sequence as EngineSequence
 from warmstate.replicas.service import SWITCH_INTERVAL_S
+
+NUM_FILLING = 4
+"""Rounds until the host tiers are full, as they are in a replica that has served for a while: memory is used again."""
 
 SHAPES = StateShapes(18, 16, 16, 128, 128, 4, 6, 2, 256, torch.bfloat16)
 
@@ -97,6 +101,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     # As in a replica.
+    keep_freed_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
@@ -115,13 +120,15 @@ def measure(num_tokens: int, num_rounds: int, loop: asyncio.AbstractEventLoop) -
         link = StoreLink(store, cast(StoreDirectory, NoDirectory()), names, loop, lambda _: 10.0)
 
         def new_keeper(copier: Copier, linked: StoreLink | None) -> CheckpointKeeper:
-            host = HostTier(SHAPES, names, 1 << 30, lambda *_: None)
+            host = HostTier(SHAPES, names, 5 * state_bytes(SHAPES, num_tokens) // 2, lambda *_: None)
             backend = cast(ModelBackend, pool)
             return CheckpointKeeper(backend, pool.blocks, host, names, linked, CacheConfig(), copier, inbox.post)
 
         beside, inside = new_keeper(copies, link), new_keeper(CopyNow(), None)
         took: dict[str, list[float]] = defaultdict(list)
-        for _ in range(num_rounds):
+        for number in range(NUM_FILLING + num_rounds):
+            if number == NUM_FILLING:
+                took.clear()
             sequence = new_sequence(num_tokens)
             sequence.block_table = pool.blocks.take_free(num_tokens // BLOCK_TOKENS)
             took["step alone"].append(timed(lambda: step(matrix)))
