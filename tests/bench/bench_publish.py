@@ -2,9 +2,9 @@
 
 Run: python tests/bench/bench_publish.py [--rounds 10] [--tokens 64 2048 8192 32768]
 Prints, for prefixes of so many tokens of which nothing is kept yet, medians of the milliseconds of one plain copy of
-the state, of `CheckpointKeeper.keep` as the engine's step pays for it (it is copied beside the steps, then kept in the host
-tier and published), of the same with all copying inside the step, and of a stand-in for the next step alone
-and beside the copying and publishing. Asserts nothing.
+the state, of `CheckpointKeeper.keep` as the engine's step pays for it (the checkpoint is copied beside the steps, then
+kept in the host tier and published), of the same with all copying inside the step, and of a stand-in for the next step
+alone and beside the copying and publishing. Asserts nothing.
 """
 
 import argparse
