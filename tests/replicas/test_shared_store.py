@@ -94,6 +94,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def all_told(shared: SharedStore, num_published: int) -> None:
     wait_for(lambda: shared.link.stats()["published"] >= num_published)
+    # What is offered again is on its way, too.
+    wait_for(lambda: shared.link.stats()["publish_bytes"] == 0)
     wait_for(lambda: shared.stats()["store_events_waiting"] == 0)
 
 
