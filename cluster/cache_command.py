@@ -11,7 +11,7 @@ import redis
 
 from warmstate.cache_store.errors import StoreUnavailable
 from warmstate.cache_store.key_report import report_key
-from warmstate.cache_store.names import ROOM, parse_object_name
+from warmstate.cache_store.names import ROOM, WANTED_ROOM, parse_object_name
 from warmstate.cache_store.object_check import check_object
 from warmstate.cache_store.redis_client import StoreAddress, TlsFiles, open_client, translated_errors
 from warmstate.cache_store.store_survey import (
@@ -178,7 +178,7 @@ def _inspect_name(options: argparse.Namespace, index: redis.Redis, payload: redi
         checked = check_object(payload, name)
         print(report.object_json(checked) if options.json else report.object_text(checked))
         return int(bool(checked.problems))
-    told = report_key(payload if name is not None or options.key == ROOM else index, options.key)
+    told = report_key(payload if name is not None or options.key in (ROOM, WANTED_ROOM) else index, options.key)
     if told is None:
         raise StoreProblem(f"{options.key}: no name that warmstate gives; see `warmstate cache ls`")
     print(report.key_json(told) if options.json else report.key_text(told))

@@ -130,7 +130,10 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """`logits` float32 [rows with sample, vocab] in plan order; `states_at` one state per (row index, position)."""
+    """`logits` float32 [rows with sample, vocab] in plan order; `states_at` one state per (row index, position).
+
+    The states are copies, and the caller's to keep.
+    """
 
     logits: torch.Tensor
     states_at: dict[tuple[int, int], SequenceState] = field(default_factory=dict)

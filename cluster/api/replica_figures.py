@@ -85,7 +85,7 @@ _GAUGES = {
     "host_objects": "Objects in the host tier.",
     "host_checkpoints": "GDN checkpoints in the host tier.",
     "host_checkpoints_whole": "GDN checkpoints in the host tier that can be resumed from.",
-    "checkpoints_in_copy": "Checkpoints whose KV is being copied from the device, beside the steps.",
+    "checkpoints_in_copy": "Checkpoints that are being copied from the device, beside the steps.",
     "open_output_bytes": "Bytes of states at the latest boundaries of running answers.",
     "seen_prefix_blocks": "Blocks of prompts remembered, to find where the next ones fork.",
     "parked_bytes": "Bytes of the states of preempted sequences.",

@@ -50,29 +50,36 @@ class CheckpointCopy:
 
         The segments that `find` gives are shared, not copied.
         """
-        state, shapes = self._state, self._backend.shapes
-        self.is_finite = all_finite(state.rec, state.conv)
-        for stop in range(SEGMENT_TOKENS, state.position + 1, SEGMENT_TOKENS):
+        self.is_finite = all_finite(self._state.rec, self._state.conv) and self._make_segments() and self._make_groups()
+        self.is_made = self.is_finite
+
+    def _make_segments(self) -> bool:
+        for stop in range(SEGMENT_TOKENS, self._state.position + 1, SEGMENT_TOKENS):
             key = self._names.segment(self.path, stop)
             parts = self._find(key)
             if parts is None:
-                kv = new_segment(shapes)
-                self._read(stop - SEGMENT_TOKENS, stop, kv)
+                kv = new_segment(self._backend.shapes)
+                if not self._read(stop - SEGMENT_TOKENS, stop, kv):
+                    return False
                 parts = {"kv": as_part("kv", kv)}
             self.segments[key] = parts
-            if not self.is_finite:
-                return
-        tail_start, tail = floor_to_segment(state.position), None
-        if tail_start < state.position:
-            tail = torch.empty(shapes.kv_shape(state.position - tail_start), dtype=shapes.dtype)
-            self._read(tail_start, state.position, tail)
-        groups = encode_checkpoint(shapes, state, tail)
-        self.groups = dict(zip(self._names.checkpoint(self.path[-1], state.position), groups, strict=True))
-        self.is_made = self.is_finite
+        return True
 
-    def _read(self, start: int, stop: int, kv: torch.Tensor) -> None:
+    def _make_groups(self) -> bool:
+        position, shapes = self._state.position, self._backend.shapes
+        tail_start, tail = floor_to_segment(position), None
+        if tail_start < position:
+            tail = torch.empty(shapes.kv_shape(position - tail_start), dtype=shapes.dtype)
+            if not self._read(tail_start, position, tail):
+                return False
+        groups = encode_checkpoint(shapes, self._state, tail)
+        self.groups = dict(zip(self._names.checkpoint(self.path[-1], position), groups, strict=True))
+        return True
+
+    def _read(self, start: int, stop: int, kv: torch.Tensor) -> bool:
+        """Copies KV; whether all of it is finite."""
         self._backend.read_kv(self.blocks, start, stop, kv)
-        self.is_finite = self.is_finite and all_finite(kv)
+        return all_finite(kv)
 
 
 def all_finite(*tensors: torch.Tensor) -> bool:

@@ -62,8 +62,7 @@ class Fetcher:
         self._in_flight: set[Sequence] = set()
         self._probe: Sequence | None = None
         self._probed_at_s: float | None = None
-        self._waited: Counter[str] = Counter(room=0)
-        self._refused: Counter[str] = Counter(room=0)
+        self._room: Counter[str] = Counter(waited=0, refused=0)
         self._reasons: Counter[str] = Counter(dict.fromkeys(FetchReason, 0))
 
     def decide(self, sequence: Sequence, keys: Keys[bytes], local_position: int) -> FetchDecision:
@@ -93,7 +92,7 @@ class Fetcher:
         )
         if not fits and not sequence.waited_to_fetch:
             sequence.waited_to_fetch = True
-            self._waited["room"] += 1
+            self._room["waited"] += 1
         return fits
 
     def start(self, sequence: Sequence, keys: Keys[bytes], done: Callable[[FetchedPrefix | FetchMiss], None]) -> bool:
@@ -109,7 +108,7 @@ class Fetcher:
             position = decision.chosen.position
             room = self._host.reserve(keys, position, kind_of_mark(position, sequence.request.marks))
             if room is None:
-                self._refused["room"] += 1
+                self._room["refused"] += 1
                 return False
             self._rooms[sequence] = room
         sequence.status = SequenceStatus.FETCHING
@@ -156,10 +155,10 @@ class Fetcher:
         reasons = {f"fetch_decisions_{reason}": float(self._reasons[reason]) for reason in FetchReason}
         return {
             **reasons,
-            "fetch_waits_for_room": float(self._waited["room"]),
+            "fetch_waits_for_room": float(self._room["waited"]),
             "fetches_in_flight": float(len(self._in_flight)),
             "fetch_held_bytes": float(self._held_bytes),
-            "fetches_refused_room": float(self._refused["room"]),
+            "fetches_refused_room": float(self._room["refused"]),
         }
 
     @property

@@ -17,7 +17,7 @@ from warmstate.cache_store.event_log import EventLog
 from warmstate.cache_store.events import PrefixEvent
 from warmstate.cache_store.index_rows import StoredCheckpoint, StoredSegment
 from warmstate.cache_store.keys import ObjectKey
-from warmstate.cache_store.names import LEASE, index_names, object_name
+from warmstate.cache_store.names import LEASE, ROOM, WANTED_ROOM, index_names, object_name
 from warmstate.cache_store.redis_client import StoreAddress, open_client
 from warmstate.cache_store.redis_store import RedisStore
 from warmstate.cache_store.store import Part, PartSpec, Stored
@@ -300,6 +300,10 @@ def test_an_index_on_a_server_of_its_own_is_looked_into_too(
         assert code == 0
         assert [line.split()[0] for line in out.splitlines()[1:3]] == ["objects", "index"]
         assert cache("inspect", "01", "--index-url", index.url)[0] == 0
+        # These lie with the objects.
+        for name in (ROOM, WANTED_ROOM):
+            open_client(server.address, 1).set(name, 5)
+            assert "a string of 1 bytes" in cache("inspect", name, "--index-url", index.url)[1]
 
 
 def test_the_store_may_be_named_by_the_configuration(

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,9 +36,10 @@ from warmstate.models.qwen_hybrid import QwenHybrid
 from warmstate.models.ranks import RankSlice
 from warmstate.models.torch_backend import TorchBackend
 from warmstate.replicas.cache.publication import Publication
+from warmstate.replicas.cache.shared_store import SharedStore, store_endpoints
 from warmstate.replicas.cache.state_codec import CheckpointNames
 from warmstate.replicas.cache.store_link import StoreLink
-from warmstate.replicas.config import CacheConfig, EngineConfig
+from warmstate.replicas.config import CacheConfig, EngineConfig, StoreConfig
 from warmstate.replicas.engine import Engine
 from warmstate.replicas.messages import CheckpointKind, GenerateRequest, Mark, SamplingParams, TokenLogprobs
 
@@ -330,6 +332,28 @@ def sharing() -> Iterator[Sharing]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+@pytest.fixture
+def join_store(
+    fake_backend: Callable[..., Any], engine_over: Callable[..., Engine], sharing: Sharing
+) -> Iterator[Callable[[StoreConfig, CacheConfig], tuple[Engine, SharedStore]]]:
+    """A new replica over the servers that the configuration names, which knows what they hold."""
+    opened: list[SharedStore] = []
+
+    def join(config: StoreConfig, cache: CacheConfig) -> tuple[Engine, SharedStore]:
+        endpoints = store_endpoints(config)
+        assert endpoints is not None
+        backend = fake_backend(num_blocks=200)
+        names = CheckpointNames(NAMESPACE, backend.shapes.num_head_groups)
+        shared = SharedStore(endpoints, config, names, f"replica-{len(opened)}", time.time_ns(), sharing.loop, 64 << 20)
+        opened.append(shared)
+        asyncio.run_coroutine_threadsafe(shared.catch_up(), sharing.loop).result(10)
+        return engine_over(backend, link=shared.link, cache=cache), shared
+
+    yield join
+    for shared in opened:
+        asyncio.run_coroutine_threadsafe(shared.close(), sharing.loop).result(30)
 
 
 @pytest.fixture(scope="session")

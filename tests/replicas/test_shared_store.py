@@ -1,10 +1,10 @@
 """Engines that share through real servers: index and objects together or apart, one dead, or under pressure."""
 
-import asyncio
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from warmstate.cache_store.keys import ObjectKey, chain_root, prefix_keys
 from warmstate.cache_store.names import index_names, segment_name
 from warmstate.cache_store.redis_client import open_client
 from warmstate.cache_store.store_keeper import KeeperLimits, StoreKeeper
-from warmstate.replicas.cache.shared_store import SharedStore, store_endpoints
+from warmstate.replicas.cache.shared_store import SharedStore
 from warmstate.replicas.cache.state_codec import CheckpointNames
 from warmstate.replicas.config import CacheConfig, StoreConfig
 
@@ -46,34 +46,15 @@ def namespace() -> bytes:
 
 
 @pytest.fixture
-def replica(
-    fake_backend: Build, engine_over: Build, sharing: Any, namespace: bytes
-) -> Iterator[Callable[..., tuple[Any, SharedStore]]]:
-    """A new replica over the servers, which knows what they hold."""
-    opened: list[SharedStore] = []
-
+def replica(join_store: Build) -> Callable[..., tuple[Any, SharedStore]]:
     def build(payload: EmbeddedServer, index: EmbeddedServer | None = None) -> tuple[Any, SharedStore]:
         config = StoreConfig(payload.url, payload.password, operation_timeout_s=1.0)
         if index is not None:
-            config = StoreConfig(
-                payload.url,
-                payload.password,
-                operation_timeout_s=1.0,
-                index_url=index.url,
-                index_password=index.password,
-            )
-        endpoints = store_endpoints(config)
-        assert endpoints is not None
-        backend = fake_backend(num_blocks=200)
-        names = CheckpointNames(namespace, backend.shapes.num_head_groups)
-        shared = SharedStore(endpoints, config, names, f"replica-{len(opened)}", time.time_ns(), sharing.loop, 64 << 20)
-        opened.append(shared)
-        asyncio.run_coroutine_threadsafe(shared.catch_up(), sharing.loop).result(10)
-        return engine_over(backend, link=shared.link, cache=CACHE), shared
+            config = replace(config, index_url=index.url, index_password=index.password)
+        joined: tuple[Any, SharedStore] = join_store(config, CACHE)
+        return joined
 
-    yield build
-    for shared in opened:
-        asyncio.run_coroutine_threadsafe(shared.close(), sharing.loop).result(30)
+    return build
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A published checkpoint finds its KV for as long as it lives itself, whoever put that KV and for how long."""
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,8 +15,7 @@ from warmstate.cache_store.names import index_names, parse_object_name, segment_
 from warmstate.cache_store.redis_client import open_client
 from warmstate.cache_store.store import Dropped, DropReason
 from warmstate.cache_store.store_keeper import KeeperLimits
-from warmstate.replicas.cache.shared_store import SharedStore, store_endpoints
-from warmstate.replicas.cache.state_codec import CheckpointNames
+from warmstate.replicas.cache.shared_store import SharedStore
 from warmstate.replicas.config import CacheConfig, StoreConfig
 
 Build = Callable[..., Any]
@@ -39,25 +37,13 @@ def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def replica(
-    server: EmbeddedServer, fake_backend: Build, engine_over: Build, sharing: Any
-) -> Iterator[Callable[..., tuple[Any, SharedStore]]]:
-    opened: list[SharedStore] = []
-
+def replica(server: EmbeddedServer, join_store: Build) -> Callable[..., tuple[Any, SharedStore]]:
     def build(limits: KeeperLimits | None = None) -> tuple[Any, SharedStore]:
         config = StoreConfig(server.url, server.password, operation_timeout_s=2.0, keeper=limits or KeeperLimits())
-        endpoints = store_endpoints(config)
-        assert endpoints is not None
-        backend = fake_backend(num_blocks=200)
-        names = CheckpointNames(NAMESPACE, backend.shapes.num_head_groups)
-        shared = SharedStore(endpoints, config, names, f"replica-{len(opened)}", time.time_ns(), sharing.loop, 64 << 20)
-        opened.append(shared)
-        asyncio.run_coroutine_threadsafe(shared.catch_up(), sharing.loop).result(10)
-        return engine_over(backend, link=shared.link, cache=CACHE), shared
+        joined: tuple[Any, SharedStore] = join_store(config, CACHE)
+        return joined
 
-    yield build
-    for shared in opened:
-        asyncio.run_coroutine_threadsafe(shared.close(), sharing.loop).result(30)
+    return build
 
 
 @pytest.fixture
