@@ -93,7 +93,8 @@ class EmbeddedServer:
 
     @property
     def address(self) -> StoreAddress:
-        return StoreAddress(self.url, self.password)
+        """For who started it, and would rather wait than do without it."""
+        return StoreAddress(self.url, self.password, connect_timeout_s=2.0)
 
     @property
     def pid(self) -> int | None:

@@ -22,7 +22,7 @@ Connect = Callable[[StoreAddress], redis.Redis]
 
 
 def address_of(port: int, password: str | None) -> StoreAddress:
-    return StoreAddress(f"redis://127.0.0.1:{port}/0", password, operation_timeout_s=5.0)
+    return StoreAddress(f"redis://127.0.0.1:{port}/0", password, connect_timeout_s=2.0, operation_timeout_s=5.0)
 
 
 @pytest.mark.parametrize("kind", ["ck", "kv"])

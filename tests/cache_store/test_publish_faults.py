@@ -51,7 +51,7 @@ def failing_from(number: int, answer: bytes | None, seen: list[bytes]) -> Script
 
 
 def address_of(port: int, password: str) -> StoreAddress:
-    return StoreAddress(f"redis://127.0.0.1:{port}/0", password, operation_timeout_s=1.5)
+    return StoreAddress(f"redis://127.0.0.1:{port}/0", password, connect_timeout_s=2.0, operation_timeout_s=1.5)
 
 
 @pytest.mark.parametrize("kind", ["ck", "kv"])

@@ -35,7 +35,7 @@ FIVE_CHUNKS = {"rec": ("uint8", (5 * CHUNK_BYTES,))}
 
 
 def address_of(port: int, password: str, timeout_s: float = 5.0) -> StoreAddress:
-    return StoreAddress(f"redis://127.0.0.1:{port}/0", password, operation_timeout_s=timeout_s)
+    return StoreAddress(f"redis://127.0.0.1:{port}/0", password, connect_timeout_s=2.0, operation_timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("kind", ["ck", "kv"])
